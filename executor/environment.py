@@ -1,0 +1,66 @@
+"""What the script finds in its environment: the job's view of Slurm, never the step's."""
+
+import os
+from typing import Dict, Iterable, Mapping
+
+from executor import protocol
+from executor.errors import UsageError
+
+# What describes one step or one task. A nested srun would take these for its own options and be
+# confined to the executor's step (https://slurm.schedmd.com/srun.html#SECTION_INPUT-ENVIRONMENT-VARIABLES).
+STEP_PREFIXES = (
+    "SRUN_", "SLURM_STEP", "SLURM_SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU_BIND", "SLURM_JOB_CPUS_PER_NODE_PACK",
+)  # fmt: skip
+STEP_NAMES = frozenset(
+    "SLURM_" + name
+    for name in (
+        "PROCID LOCALID NODEID GTIDS TASK_PID NTASKS NPROCS NTASKS_PER_NODE TASKS_PER_NODE CPUS_PER_TASK TRES_PER_TASK "
+        "CPUS_ON_NODE GPUS_ON_NODE DISTRIBUTION LAUNCH_NODE_IPADDR UMASK PRIO_PROCESS OVERLAP EXACT EXCLUSIVE "
+        "KILL_BAD_EXIT LABELIO UNBUFFEREDIO WAIT MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE NTASKS_PER_CORE NTASKS_PER_GPU "
+        "NTASKS_PER_SOCKET OOM_KILL_STEP HOSTFILE IMMEDIATE WORKING_DIR"
+    ).split()
+)
+JOB_SCOPED_COPIES = ((protocol.SLURM_NODELIST, protocol.SLURM_JOB_NODELIST), (protocol.SLURM_NNODES, protocol.SLURM_JOB_NUM_NODES))
+
+
+def without_step(environ: Mapping[str, str]) -> Dict[str, str]:
+    """The same environment as the batch script would see it: nothing of a step, all of the job."""
+    kept = {name: value for name, value in environ.items() if not _is_step_level(name)}
+    for copy, original in JOB_SCOPED_COPIES:
+        if original in kept:
+            kept[copy] = kept[original]
+    return kept
+
+
+def _is_step_level(name: str) -> bool:
+    return name in STEP_NAMES or name.startswith(STEP_PREFIXES)
+
+
+def checked(values: Mapping[str, object], source: str) -> Dict[str, str]:
+    """User variables as strings. Raises UsageError that names the variable and what is allowed."""
+    return {name: checked_value(name, value, source) for name, value in values.items()}
+
+
+def checked_value(name: str, value: object, source: str) -> str:
+    if not (name.isascii() and name.isidentifier()):
+        raise UsageError("%s: variable name %r is not allowed: use letters, digits and _, not starting with a digit" % (source, name))
+    if not isinstance(value, (str, int, float)):
+        raise UsageError("%s: value of %s is %s: use a string or a number" % (source, name, type(value).__name__))
+    text = str(value)
+    if "\0" in text:
+        raise UsageError("%s: value of %s holds a NUL byte, which no environment can carry" % (source, name))
+    size = len(os.fsencode("%s=%s" % (name, text))) + 1
+    if size > protocol.LONGEST_ENV_BYTES:
+        raise UsageError(
+            "%s: %s takes %d bytes; the kernel allows %d for one variable: put the value into a file"
+            % (source, name, size, protocol.LONGEST_ENV_BYTES)
+        )
+    return text
+
+
+def for_script(environ: Mapping[str, str], layers: Iterable[Mapping[str, str]]) -> Dict[str, str]:
+    """The script's whole environment: later layers win."""
+    result = {"PYTHONUNBUFFERED": "1", **without_step(environ)}
+    for layer in layers:
+        result.update(layer)
+    return result

@@ -1,0 +1,199 @@
+"""One rank's part in its gang: its record, its ear for the others, the barrier at the end.
+
+The shared file system sees O(N) operations per interval: each rank rewrites its own small record and reads one
+file, `gang`; rank 0 alone looks at records, and only at the first that is still open, but for a slow sweep.
+"""
+
+import os
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from executor import protocol
+from executor.identity import Identity
+from executor.shared import Signal, Watch, read_record, write_record
+
+
+class Leave(Exception):
+    """This rank has to go, with this exit code; `state` is what its record says."""
+
+    def __init__(self, code: int, state: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.state = state
+        self.reason = reason
+
+
+def say(me: Optional[Identity], text: str) -> None:
+    """One plain line for a person. It goes to standard error, never into the user's log."""
+    who = "" if me is None else " rank %d on %s (%s)" % (me.rank, me.node, me.host)
+    try:
+        os.write(2, ("gangrun:%s: %s\n" % (who, text)).encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass
+
+
+class Patience:
+    """Lets a file system fail for a while. Raises the last error after `limit_s` of nothing but errors."""
+
+    def __init__(self, limit_s: float = protocol.FILE_SYSTEM_PATIENCE_S) -> None:
+        self.limit_s = limit_s
+        self._failing_since: Optional[float] = None
+
+    def ask(self, question: Callable[[], Any]) -> Any:
+        """The answer, or None while the file system fails."""
+        try:
+            answer = question()
+        except OSError:
+            now = time.monotonic()
+            self._failing_since = self._failing_since or now
+            if now - self._failing_since > self.limit_s:
+                raise
+            return None
+        self._failing_since = None
+        return answer
+
+
+class Gang:
+    """The files of one attempt, seen from one rank. Without a directory it is a gang of strangers: no barrier."""
+
+    def __init__(self, me: Identity, launch: Optional[protocol.Launch], is_setup: bool, liveness_timeout_s: float) -> None:
+        self.me = me
+        self.launch = launch
+        self.liveness_timeout_s = liveness_timeout_s
+        self._is_setup = is_setup
+        self._signal = Signal(launch.gang) if launch else None
+        self._patience = Patience()
+        self.record: Dict[str, Any] = {
+            "state": protocol.RANK_WAITING, "node": me.node, "host": me.host, "address": me.address, "pid": os.getpid(),
+            "step": "%s.%s" % (os.environ.get(protocol.SLURM_JOB_ID, ""), os.environ.get(protocol.SLURM_STEP_ID, "")),
+            "beat": 0, "code": None, "started": None, "ended": None, "why": "",
+        }  # fmt: skip
+
+    def join(self) -> None:
+        """Publish the first record. Raises OSError if the shared directory cannot be written."""
+        if self.launch is None:
+            return
+        os.makedirs(self.launch.records(self._is_setup), mode=0o700, exist_ok=True)
+        os.close(os.open(self.launch.gang, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        if self.me.rank == 0:
+            prepare_records(self.launch, self.me.num_ranks, self._is_setup)
+        write_record(self._own_path(), self.record)
+
+    def tell(self, **changes: Any) -> None:
+        """Change the record. Trouble with the file system is not the user's trouble."""
+        self.record.update(changes)
+        if self.launch is not None:
+            try:
+                write_record(self._own_path(), self.record)
+            except OSError:
+                pass
+
+    def beat(self) -> None:
+        self.tell(beat=self.record["beat"] + 1)
+
+    def end(self, state: str, code: int, why: str = "") -> None:
+        self.tell(state=state, code=code, ended=round(time.time(), 3), why=why[:160])
+        if state in (protocol.RANK_FAILED, protocol.RANK_BROKEN) and not self._is_setup:
+            self._fire(protocol.GANG_FAILED, "%d %s" % (self.me.rank, self.me.node))
+
+    def order(self) -> Optional[Tuple[str, str]]:
+        """What was said to all: done, failed <rank> <node>, stop <reason>."""
+        if self._signal is None:
+            return None
+        said: Optional[Tuple[str, str]] = self._patience.ask(self._signal.read)
+        return said if said is not None and said[0] in (protocol.GANG_DONE, protocol.GANG_FAILED, protocol.GANG_STOP) else None
+
+    def addresses(self) -> Optional[List[str]]:
+        """The address of each rank by its own word, or None while one has not spoken."""
+        found = [self._peer(rank) for rank in range(self.me.num_ranks)]
+        return [str(record["address"]) for record in found if record] if all(found) else None
+
+    def barrier(self) -> "Barrier":
+        return Barrier(self)
+
+    def leave_no_files(self) -> None:
+        """Without a driver the last one to leave removes the directory: rmdir(2) only works for it."""
+        if self.launch is None:
+            return
+        try:
+            os.unlink(self._own_path())
+            os.rmdir(self.launch.records(False))
+            os.unlink(self.launch.gang)
+            directory = self.launch.directory
+            while os.path.basename(directory) != ".gangrun":
+                os.rmdir(directory)
+                directory = os.path.dirname(directory)
+        except OSError:
+            pass
+
+    def _fire(self, word: str, detail: str = "") -> None:
+        if self._signal is None:
+            return
+        try:
+            self._signal.fire(word, detail)
+        except OSError as error:
+            say(self.me, "cannot tell the others '%s': %s" % (word, error))
+
+    def _own_path(self) -> str:
+        assert self.launch is not None
+        return self.launch.record(self.me.rank, self._is_setup)
+
+    def _peer(self, rank: int) -> Optional[Dict[str, Any]]:
+        assert self.launch is not None
+        path = self.launch.record(rank, self._is_setup)
+        answer: Optional[Dict[str, Any]] = self._patience.ask(lambda: read_record(path))
+        return answer
+
+
+class Barrier:
+    """Ends when all are done, when one failed, or when waiting has lost its point. Never raises."""
+
+    def __init__(self, gang: Gang) -> None:
+        self._gang = gang
+        self._me = gang.me
+        self._open = list(range(1, gang.me.num_ranks)) if gang.me.rank == 0 else []
+        self._watches: Dict[int, Watch] = {}
+        self._next_sweep = time.monotonic()
+
+    def is_over(self) -> bool:
+        try:
+            return self._gang.order() is not None or self._all_done() or self._a_peer_is_silent()
+        except OSError as error:
+            limit_s = protocol.FILE_SYSTEM_PATIENCE_S
+            say(self._me, "the shared file system failed for %.0f s (%s); not waiting for the other ranks" % (limit_s, error))
+            return True
+
+    def _all_done(self) -> bool:
+        if self._me.rank != 0:
+            return False
+        while self._open:
+            record = self._gang._peer(self._open[0])
+            if record is None or record["state"] not in protocol.RANK_ENDED_STATES:
+                return False
+            del self._open[0]
+        self._gang._fire(protocol.GANG_DONE)
+        return True
+
+    def _a_peer_is_silent(self) -> bool:
+        now = time.monotonic()
+        if now < self._next_sweep:
+            return False
+        limit_s = self._gang.liveness_timeout_s
+        self._next_sweep = now + min(protocol.BEAT_LONGEST_S, limit_s / 4)
+        for rank in self._open if self._me.rank == 0 else [0]:
+            record = self._gang._peer(rank)
+            watch = self._watches.setdefault(rank, Watch(limit_s))
+            if (record is None or record["state"] not in protocol.RANK_ENDED_STATES) and watch.is_silent(record and record["beat"]):
+                say(self._me, "rank %d has not been heard of for %.0f s; not waiting for it" % (rank, watch.silent_s))
+                if self._me.rank == 0:
+                    self._gang._fire(protocol.GANG_DONE)
+                return True
+        return False
+
+
+def prepare_records(launch: protocol.Launch, num_ranks: int, is_setup: bool) -> None:
+    """Make every record before anybody looks for it: a name once not found may stay not found for a minute."""
+    os.makedirs(launch.records(is_setup), mode=0o700, exist_ok=True)
+    for rank in range(num_ranks):
+        os.close(os.open(launch.record(rank, is_setup), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+

@@ -1,0 +1,196 @@
+"""Who am I, and who are my peers? Answered from Slurm's variables and this host's own addresses.
+
+Slurm's commands are not used: they may not exist inside a container.
+"""
+
+import socket
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from executor import interfaces, protocol
+from executor.errors import ExecutorError, UsageError
+
+Environ = Dict[str, str]
+Resolver = Callable[[str], Optional[str]]
+LARGEST_HOST_LIST = 65536
+
+
+class Identity(NamedTuple):
+    """One rank of the step, and the node it runs on."""
+
+    rank: int
+    num_ranks: int
+    node_index: int  # the node's place in the cluster's list, not in the step
+    address: str
+    host: str  # SLURMD_NODENAME
+    hosts: Tuple[str, ...]  # of the step; rank r runs on hosts[r], unless `ranks_are_shuffled`
+    ranks_are_shuffled: bool
+    warning: str
+
+    @property
+    def node(self) -> str:
+        return protocol.node_name(self.node_index)
+
+
+def resolve(
+    environ: Environ,
+    cluster_ips: Sequence[str],
+    lookup: Optional[Resolver] = None,
+    local_addresses: Optional[Callable[[], List[str]]] = None,
+) -> Identity:
+    """Find this process's place. Raises ExecutorError that shows every value that was tried."""
+    lookup = lookup or address_of
+    hosts = step_hosts(environ)
+    rank = _number(environ, protocol.SLURM_PROCID)
+    num_ranks = _number(environ, protocol.SLURM_STEP_NUM_TASKS, len(hosts))
+    if num_ranks != len(hosts):
+        raise UsageError(
+            "%s=%d tasks on %d nodes: gangrun runs one task per node; give srun --ntasks-per-node=1"
+            % (protocol.SLURM_STEP_NUM_TASKS, num_ranks, len(hosts))
+        )
+    if rank >= num_ranks:
+        raise ExecutorError("%s=%d but the step has %d tasks" % (protocol.SLURM_PROCID, rank, num_ranks))
+    shuffled = environ.get(protocol.SLURM_DISTRIBUTION, "").startswith("arbitrary") and num_ranks > 1
+    here = environ.get(protocol.SLURMD_NODENAME) or (hosts[rank] if not shuffled else socket.gethostname())
+    index, address, warning = _find_node(environ, here, cluster_ips, lookup, local_addresses or interfaces.addresses)
+    return Identity(rank, num_ranks, index, address, here, tuple(hosts), shuffled, warning)
+
+
+def step_hosts(environ: Environ) -> List[str]:
+    """The nodes of this step in Slurm's order; of the job where the step is not told (an older site)."""
+    for name in (protocol.SLURM_STEP_NODELIST, protocol.SLURM_JOB_NODELIST, protocol.SLURM_NODELIST):
+        if environ.get(name):
+            return expand_hosts(environ[name], name)
+    raise UsageError("%s is not set: start this under srun" % protocol.SLURM_STEP_NODELIST)
+
+
+def expand_hosts(text: str, name: str = "host list") -> List[str]:
+    """`n[001-003],m1` as Slurm writes it -> its hosts. Raises UsageError that quotes the text."""
+    import hostlist
+
+    try:
+        if not text.strip() or text != text.strip() or ",," in text or text.endswith(","):
+            raise hostlist.BadHostlist("empty element")
+        hosts: List[str] = hostlist.expand_hostlist(text, allow_duplicates=True)
+    except hostlist.BadHostlist as error:
+        raise UsageError("%s=%r is not a host list: %s" % (name, text, error)) from error
+    bad = [host for host in hosts if not host or any(c in host for c in "[]{}(), \t\n")]
+    if bad or not hosts or len(hosts) > LARGEST_HOST_LIST:
+        raise UsageError("%s=%r is not a host list: %r" % (name, text, bad[:1] or len(hosts)))
+    if len(set(hosts)) != len(hosts):
+        raise UsageError("%s=%r names a host twice" % (name, text))
+    return hosts
+
+
+def node_ips(me: Identity, cluster_ips: Sequence[str], hosts_by_rank: Sequence[str], lookup: Optional[Resolver] = None) -> List[str]:
+    """The address of every rank, in rank order; an entry of the cluster's list where one is meant."""
+    lookup = lookup or address_of
+    known = {normal(entry): entry for entry in cluster_ips}
+    return [me.address if host == me.host else _peer_address(host, known, lookup) for host in hosts_by_rank]
+
+
+def _peer_address(host: str, known: Dict[str, str], lookup: Resolver) -> str:
+    address = lookup(host)
+    if address is None:
+        raise ExecutorError("no address for host %r of %s: the name does not resolve here" % (host, protocol.SLURM_STEP_NODELIST))
+    return known.get(address, address)
+
+
+def _find_node(
+    environ: Environ, here: str, cluster_ips: Sequence[str], lookup: Resolver, local_addresses: Callable[[], List[str]]
+) -> Tuple[int, str, str]:
+    """Index in the cluster's list, own address, and a warning if the place had to be inferred."""
+    own_name = socket.gethostname()
+    entries = [normal(entry) for entry in cluster_ips]
+    # Addresses first, then names, cheapest first: a list of names costs a look-up an entry.
+    by_name = lookup(own_name)
+    if by_name in entries and _is_usable(by_name):
+        return entries.index(by_name or ""), by_name or "", ""
+    own = [normal(address) for address in local_addresses()]
+    for position, entry in enumerate(entries):
+        if entry in own:
+            return position, entry, ""
+    names = {here, here.split(".")[0], own_name, own_name.split(".")[0]}
+    for position, entry in enumerate(entries):
+        if entry in names or entry.split(".")[0] in names and not is_address(entry):
+            return position, _own_address(entry, here, own, lookup), ""
+    by_node_name = lookup(here)
+    if by_node_name in entries:
+        return entries.index(by_node_name or ""), by_node_name or "", ""
+    resolved = [entry if is_address(entry) else lookup(entry) for entry in entries]
+    for position, found in enumerate(resolved):
+        if found is not None and (found in own or found == by_node_name):
+            return position, found, ""
+    return _place_in_job(environ, here, cluster_ips, (own_name, by_name, own, by_node_name))
+
+
+def _place_in_job(environ: Environ, here: str, cluster_ips: Sequence[str], tried: Tuple[object, ...]) -> Tuple[int, str, str]:
+    """Last resort: the list follows the job's node list, as `scontrol show hostnames` prints it."""
+    job_hosts = expand_hosts(environ[protocol.SLURM_JOB_NODELIST]) if environ.get(protocol.SLURM_JOB_NODELIST) else []
+    if here in job_hosts and len(job_hosts) == len(cluster_ips):
+        position = job_hosts.index(here)
+        warning = "no address of this host is in the cluster's list; took entry %d (%s), the place of %s in %s" % (
+            position, cluster_ips[position], here, protocol.SLURM_JOB_NODELIST,
+        )  # fmt: skip
+        return position, cluster_ips[position], warning
+    own_name, by_name, own, by_node_name = tried
+    raise ExecutorError(
+        "this node is not in --cluster-ips=%s; tried: host name %s -> %s, interface addresses %s, %s=%s -> %s"
+        % (",".join(cluster_ips), own_name, by_name, own, protocol.SLURMD_NODENAME, here, by_node_name)
+    )
+
+
+def _own_address(entry: str, here: str, own: Sequence[str], lookup: Resolver) -> str:
+    """Our address where the list has our name: what the peers resolve, never loopback if there is another."""
+    if is_address(entry):
+        return entry
+    for name in (entry, here):
+        address = lookup(name)
+        if address is not None and (address in own or _is_usable(address)):
+            return address
+    return own[0] if own else entry
+
+
+def _is_usable(address: Optional[str]) -> bool:
+    return address is not None and not address.startswith(protocol.LOOPBACK_PREFIX) and address != "::1"
+
+
+def address_of(name: str) -> Optional[str]:
+    """The address of a host name, IPv4 before IPv6, or None. An address stands for itself."""
+    if is_address(name):
+        return normal(name)
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            return normal(str(socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)[0][4][0]))
+        except OSError:
+            continue
+    return None
+
+
+def normal(entry: str) -> str:
+    """One spelling for one address: `FD00:0::1` -> `fd00::1`. A name is only stripped."""
+    text = entry.strip()
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            return socket.inet_ntop(family, socket.inet_pton(family, text))
+        except OSError:
+            continue
+    return text
+
+
+def is_address(text: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, text.strip())
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def _number(environ: Environ, name: str, default: Optional[int] = None) -> int:
+    text = environ.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.isdigit():
+        raise UsageError("%s=%r is not a number: start this under srun" % (name, text))
+    return int(text)

@@ -1,0 +1,276 @@
+"""What a rank does over time: waits, runs its script, pumps its output, passes signals on, waits for its peers."""
+
+import os
+import select
+import signal
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from executor import protocol
+from executor.gang import Gang, Leave, Patience, say
+from executor.identity import Identity
+from executor.loop import Arrival, Loop, Timer
+from executor.options import Options
+from executor.output import Framer, Log, Stream
+from executor.process import Script, adopt_orphans, end_descendants, reap
+from executor.shared import Signal, Watch, read_text
+
+READ_BYTES = 1 << 16
+HOLD_S = 0.5  # an unfinished line (a prompt, a progress bar) is shown after this
+DRAIN_S = 1.0
+GROUP_POLL_S = 0.01
+ORDER_FIRST_S = 0.5
+ORDER_LONGEST_S = 2.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Member:
+    """Owns the loop, the script and its state. One method per phase, called in order by executor.slurm."""
+
+    def __init__(self, options: Options, me: Identity, gang: Gang) -> None:
+        self._options = options
+        self._me = me
+        self._gang = gang
+        self._script: Optional[Script] = None
+        self._log: Optional[Log] = None
+        self._stream = Stream()
+        self._framer = Framer(b"")
+        self._hold: Optional[Timer] = None
+        self._is_in_barrier = False
+        self.is_stopping = False
+        self._loop = Loop(self._on_signal)
+        self._loop.take_signals()
+        if gang.launch is not None:
+            self._loop.every(protocol.BEAT_FIRST_S, min(protocol.BEAT_LONGEST_S, options.liveness_timeout_s / 4), gang.beat)
+
+    # --- waiting
+
+    def wait_for_go(self, setup_done: Signal) -> None:
+        """Until setup has ended well. Raises Leave if it has not, or if nobody is left to say so."""
+        patience, driver = Patience(), Watch(self._options.liveness_timeout_s)
+
+        def look() -> Optional[bool]:
+            said = patience.ask(setup_done.read)
+            if said is None:
+                self._leave_on_order()
+                self._leave_without_driver(driver)
+                return None
+            if said[0] == protocol.ABORT:
+                raise Leave(protocol.EXIT_TERMINATED, protocol.RANK_STOPPED, said[1] or "setup failed")
+            return True
+
+        try:
+            self._wait_until(look)
+        except OSError as error:
+            raise Leave(protocol.EXIT_INFRASTRUCTURE, protocol.RANK_BROKEN, "cannot read %s: %s" % (setup_done.path, error.strerror)) from error
+
+    @property
+    def can_gather(self) -> bool:
+        return self._gang.launch is not None
+
+    def gather_addresses(self) -> List[str]:
+        """Each rank's address by its own word: an arbitrary distribution leaves no other way to know."""
+        deadline = time.monotonic() + self._options.liveness_timeout_s
+
+        def look() -> Optional[List[str]]:
+            self._leave_on_order()
+            if time.monotonic() > deadline:
+                raise Leave(protocol.EXIT_INFRASTRUCTURE, protocol.RANK_BROKEN, "a peer has not told its address")
+            return self._gang.addresses()
+
+        addresses: List[str] = self._wait_until(look)
+        return addresses
+
+    def wait_in_barrier(self) -> None:
+        """Until all ranks are done; a rank that left early would have its servers killed by Slurm."""
+        if self._gang.launch is None or self._options.is_setup or self._me.num_ranks == 1:
+            return
+        self._is_in_barrier = True
+        barrier = self._gang.barrier()
+        self._wait_until(lambda: barrier.is_over() or None)
+
+    def _wait_until(self, look: Callable[[], Any]) -> Any:
+        def poll() -> None:
+            answer = look()
+            if answer is not None:
+                self._loop.stop(answer)
+
+        timer = self._loop.every(protocol.POLL_FIRST_S, protocol.POLL_LONGEST_S, poll)
+        timer.due = 0.0
+        try:
+            return self._loop.run()
+        finally:
+            self._loop.cancel(timer)
+
+    def _leave_on_order(self) -> None:
+        said = self._gang.order()
+        if said is not None and said[0] != protocol.GANG_DONE:
+            raise Leave(protocol.EXIT_TERMINATED, protocol.RANK_STOPPED, "stopped while waiting: %s %s" % said)
+
+    def _leave_without_driver(self, driver: Watch) -> None:
+        if self._options.launch_dir and driver.is_silent(self._heartbeat()):
+            reason = "the driver has not been heard of for %.0f s; leaving" % driver.silent_s
+            raise Leave(protocol.EXIT_INFRASTRUCTURE, protocol.RANK_BROKEN, reason)
+
+    def _heartbeat(self) -> Optional[str]:
+        assert self._gang.launch is not None
+        try:
+            return read_text(self._gang.launch.heartbeat)
+        except OSError:
+            return None
+
+    # --- the script
+
+    def run_script(self, text: bytes, environ: Dict[str, str]) -> int:
+        """Run it to its end; returns its exit code. Its process group has ended by then if it was stopped."""
+        script = self._script = Script(text, environ)
+        self._loop.watch(script.pipe, self._on_output)
+        self._gang.tell(state=protocol.RANK_RUNNING, started=round(time.time(), 3))
+        adopt_orphans()
+        self._framer = Framer(self._prefix(script.pid))
+        log_name = protocol.log_name(self._me.rank, self._me.node_index, self._options.cluster_num_nodes, self._options.is_setup)
+        self._log = Log(os.path.join(self._options.log_dir, log_name), lambda text: say(self._me, text))
+        watch = self._loop.every(ORDER_FIRST_S, ORDER_LONGEST_S, self._obey)
+        code: int = self._loop.run()
+        self._loop.cancel(watch)
+        self._drain()
+        self._gang.end(self._verdict(code), code)
+        return code
+
+    def end_what_is_left(self) -> None:
+        """End what the script left behind and give out the last of its output."""
+        end_descendants()
+        if self._script is not None:
+            self._drain()
+
+    def _verdict(self, code: int) -> str:
+        if self.is_stopping:
+            return protocol.RANK_STOPPED
+        return protocol.RANK_DONE if code == 0 else protocol.RANK_FAILED
+
+    def _prefix(self, pid: int) -> bytes:
+        me, options = self._me, self._options
+        where = "" if me.node_index == 0 else ", ip=%s" % me.address
+        if options.is_setup:
+            text = "(setup pid=%d%s)" % (pid, where)
+        elif options.cluster_num_nodes == 1:
+            text = "(%s, pid=%d)" % (options.task_name, pid)
+        else:
+            text = "(%s, rank=%d, pid=%d%s)" % (me.node, me.rank, pid, where)
+        if not options.no_color and not os.environ.get("NO_COLOR"):
+            from colorama import Fore, Style
+
+            text = Fore.CYAN + text + Style.RESET_ALL
+        return os.fsencode(text) + b" "
+
+    # --- output
+
+    def _on_output(self) -> None:
+        assert self._script is not None
+        try:
+            chunk = os.read(self._script.pipe, READ_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._loop.forget(self._script.pipe)
+        self._give_out(chunk)
+
+    def _give_out(self, chunk: bytes) -> None:
+        assert self._script is not None and self._log is not None
+        self._log.write(chunk)
+        self._stream.write(self._framer.feed(chunk) if chunk else self._framer.flush())
+        if self._framer.is_holding and self._hold is None:
+            self._hold = self._loop.after(HOLD_S, self._show_held)
+        if self._stream.is_backed_up:
+            # Do not read what cannot be passed on: the pipe fills and the script waits, as it would without us.
+            self._loop.forget(self._script.pipe)
+            self._loop.watch(self._stream.fd, self._on_room, select.POLLOUT)
+
+    def _on_room(self) -> None:
+        assert self._script is not None
+        self._stream.push()
+        if not self._stream.is_backed_up:
+            self._loop.forget(self._stream.fd)
+            self._loop.watch(self._script.pipe, self._on_output)
+
+    def _show_held(self) -> None:
+        self._hold = None
+        if not self._stream.is_backed_up:
+            self._stream.write(self._framer.flush())
+
+    def _drain(self) -> None:
+        """What is in the pipe at the end. Bounded: a child that goes on printing does not keep us."""
+        assert self._script is not None
+        deadline = time.monotonic() + DRAIN_S
+        while time.monotonic() < deadline:
+            if self._stream.is_backed_up:
+                select.select([], [self._stream.fd], [], DRAIN_S)
+                self._on_room()
+                continue
+            try:
+                chunk = os.read(self._script.pipe, READ_BYTES)
+            except BlockingIOError:
+                break
+            if not chunk:
+                break
+            self._give_out(chunk)
+        self._stream.write(self._framer.flush())
+
+    # --- signals and orders
+
+    def _on_signal(self, arrival: Arrival) -> None:
+        if arrival.number == signal.SIGCHLD:
+            self._on_child_end()
+        elif self._script is None or self._is_in_barrier:
+            self._on_signal_while_waiting(arrival.number)
+        elif arrival.number in STOP_SIGNALS:
+            self._stop(arrival.number, self._was_delivered_by_slurm(arrival))
+        elif not self._was_delivered_by_slurm(arrival):
+            self._script.send(arrival.number)
+
+    def _on_signal_while_waiting(self, number: int) -> None:
+        if number not in STOP_SIGNALS:
+            return
+        if self._is_in_barrier:
+            self._loop.stop(True)  # the script has ended; its code stands
+            return
+        raise Leave(protocol.exit_code_of_signal(number), protocol.RANK_STOPPED, "stopped by signal %d before the script began" % number)
+
+    def _was_delivered_by_slurm(self, arrival: Arrival) -> bool:
+        """With proctrack/linuxproc slurmstepd, our parent, has signalled every descendant itself."""
+        return self._options.proctrack == protocol.PROCTRACK_LINUXPROC and arrival.sender == os.getppid()
+
+    def _obey(self) -> None:
+        said = self._gang.order()
+        if said is not None and said[0] != protocol.GANG_DONE:
+            self._stop(signal.SIGTERM, was_delivered=False)
+
+    def _stop(self, number: int, was_delivered: bool) -> None:
+        """Ask the script to end, once; KILL its group when the grace period is over."""
+        if self.is_stopping:
+            return
+        assert self._script is not None
+        self.is_stopping = True
+        if not was_delivered:
+            self._script.send(number)
+        self._gang.tell(state=protocol.RANK_STOPPING)
+        self._loop.after(self._options.grace_s, lambda: self._script and self._script.send(signal.SIGKILL))
+
+    def _on_child_end(self) -> None:
+        for pid, code in reap():
+            if self._script is not None and pid == self._script.pid:
+                self._script.code = code
+                self._finish(code)
+
+    def _finish(self, code: int) -> None:
+        """The script's exit is what counts; but bash dies of a TERM at once, while its program saves a checkpoint."""
+        if not self.is_stopping:
+            self._loop.stop(code)
+            return
+        self._loop.every(GROUP_POLL_S, GROUP_POLL_S * 10, lambda: self._stop_if_group_is_gone(code)).due = 0.0
+
+    def _stop_if_group_is_gone(self, code: int) -> None:
+        assert self._script is not None
+        reap()
+        if self._script.group_is_gone:
+            self._loop.stop(code)

@@ -1,0 +1,133 @@
+"""The flags of `python -m executor.slurm`. argparse would cost every node 8 ms and 70 file operations."""
+
+import os
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from executor import protocol
+from executor.errors import UsageError
+
+USAGE = """\
+usage: srun --ntasks-per-node=1 python -m executor.slurm --script=TEXT --log-dir=DIR
+            --cluster-num-nodes=N --cluster-ips=ADDR,... [options]
+
+Runs one bash script as this node's part of a gang: one process per node of a Slurm step.
+
+  --script=TEXT               the script itself (one of these two)
+  --script-path=FILE          a file that holds it
+  --log-dir=DIR               where this node's log goes
+  --cluster-num-nodes=N       nodes of the cluster, or of the allocation
+  --cluster-ips=A,B,...       their addresses or host names; a node's place here is its index
+  --env-vars=JSON             object of variables for the script
+  --env-file=FILE             the same in a file (mode 0600 for secrets)
+  --task-name=NAME            shown in the prefix on a one-node cluster (default: task)
+  --is-setup                  this is the setup: other log names, no barrier
+  --workdir=DIR               directory the script starts in (default: this process's own)
+  --cluster-home-dir=DIR      a directory that all nodes share (default: ~)
+  --alloc-signal-file=FILE    rank 0 fires it when the step has started
+  --setup-done-signal-file=FILE  wait for it before the script; `abort REASON` in it ends the wait
+  --launch-dir=DIR            where the driver keeps this attempt's shared files
+  --proctrack=TYPE            Slurm's ProctrackType (default: unknown, taken for cgroup)
+  --grace-s=SECONDS           from TERM or INT to KILL (default: 30)
+  --liveness-timeout-s=SECONDS  a peer or driver silent for so long is given up (default: 600)
+  --no-color                  plain prefix (NO_COLOR in the environment does the same)
+"""
+SWITCHES = ("--is-setup", "--no-color", "--help")
+
+
+class Options(NamedTuple):
+    log_dir: str
+    cluster_num_nodes: int
+    cluster_ips: Tuple[str, ...]
+    script: Optional[str] = None
+    script_path: Optional[str] = None
+    env_vars: str = "{}"
+    env_file: Optional[str] = None
+    task_name: str = "task"
+    is_setup: bool = False
+    workdir: Optional[str] = None
+    cluster_home_dir: Optional[str] = None
+    alloc_signal_file: Optional[str] = None
+    setup_done_signal_file: Optional[str] = None
+    launch_dir: Optional[str] = None
+    proctrack: str = protocol.UNSPECIFIED_PROCTRACK
+    grace_s: float = protocol.DEFAULT_GRACE_S
+    liveness_timeout_s: float = protocol.DEFAULT_LIVENESS_TIMEOUT_S
+    no_color: bool = False
+
+    def script_text(self) -> bytes:
+        if self.script is not None:
+            return os.fsencode(self.script)
+        from executor.process import read_script
+
+        return read_script(self.script_path or "")
+
+
+FLAGS = tuple("--" + name.replace("_", "-") for name in Options._fields)
+PATHS = ("log_dir", "script_path", "env_file", "workdir", "cluster_home_dir", "alloc_signal_file", "setup_done_signal_file", "launch_dir")
+
+
+def parse(argv: List[str]) -> Options:
+    """The options of a command line. Raises UsageError that names the flag, the value and what is allowed."""
+    raw = _raw(argv)
+    for flag in ("--log-dir", "--cluster-num-nodes", "--cluster-ips"):
+        if not raw.get(flag):
+            raise UsageError("%s is required" % flag)
+    if ("--script" in raw) == ("--script-path" in raw):
+        raise UsageError("give one of --script and --script-path, not %s" % ("both" if "--script" in raw else "neither"))
+    values: Dict[str, object] = {flag[2:].replace("-", "_"): value for flag, value in raw.items()}
+    for name in PATHS:
+        if name in values:
+            values[name] = os.path.expanduser(str(values[name]))
+    for flag in SWITCHES[:2]:
+        values[flag[2:].replace("-", "_")] = flag in raw
+    values["cluster_num_nodes"] = _whole(raw, "--cluster-num-nodes")
+    values["cluster_ips"] = _list(raw["--cluster-ips"], _whole(raw, "--cluster-num-nodes"))
+    for flag in ("--grace-s", "--liveness-timeout-s"):
+        if flag in raw:
+            values[flag[2:].replace("-", "_")] = _seconds(raw, flag)
+    return Options(**values)  # type: ignore[arg-type]
+
+
+def _raw(argv: List[str]) -> Dict[str, str]:
+    raw: Dict[str, str] = {}
+    words = list(argv)
+    while words:
+        flag, separator, value = words.pop(0).partition("=")
+        if flag not in FLAGS:
+            raise UsageError("unknown argument %r; allowed are %s" % (flag, " ".join(FLAGS)))
+        if flag in SWITCHES:
+            if separator:
+                raise UsageError("%s takes no value" % flag)
+        elif not separator:
+            if not words:
+                raise UsageError("%s needs a value" % flag)
+            value = words.pop(0)
+        raw[flag] = value
+    return raw
+
+
+def _whole(raw: Dict[str, str], flag: str) -> int:
+    if not (raw[flag].isascii() and raw[flag].isdigit() and int(raw[flag]) > 0):
+        raise UsageError("%s=%r is not a whole number of 1 or more" % (flag, raw[flag]))
+    return int(raw[flag])
+
+
+def _seconds(raw: Dict[str, str], flag: str) -> float:
+    try:
+        seconds = float(raw[flag])
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise UsageError("%s=%r is not a number of seconds (0 or more)" % (flag, raw[flag]))
+    return seconds
+
+
+def _list(text: str, expected: int) -> Tuple[str, ...]:
+    entries = tuple(entry.strip() for entry in text.split(","))
+    if "" in entries:
+        raise UsageError("--cluster-ips=%r has an empty entry" % text)
+    if len(set(entries)) != len(entries):
+        raise UsageError("--cluster-ips=%r names a node twice" % text)
+    if len(entries) != expected:
+        raise UsageError("--cluster-ips has %d entries, but --cluster-num-nodes is %d" % (len(entries), expected))
+    return entries

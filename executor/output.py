@@ -1,0 +1,167 @@
+"""The script's output: raw bytes into the node's log at once, prefixed whole lines into the stream.
+
+srun carries lines of up to 1,024 bytes whole and cuts longer ones into one another, so the stream gets
+pieces of at most STREAM_PIECE_BYTES, each with its prefix and a newline. The log keeps every line as it was.
+"""
+
+import errno
+import os
+import stat
+from typing import Callable, List, Optional
+
+from executor import protocol
+
+CONTINUATION_BYTES = 3  # a UTF-8 character has at most this many after its first byte
+
+
+class Framer:
+    """Turns chunks of bytes into prefixed pieces. Constant memory: it holds at most one unfinished piece."""
+
+    def __init__(self, prefix: bytes, piece_bytes: int = protocol.STREAM_PIECE_BYTES) -> None:
+        self.prefix = prefix
+        self._text_bytes = max(piece_bytes - len(prefix) - 1, 80)
+        self._held = b""
+        self._inside_line = False  # part of this line was already given out by `flush`
+
+    @property
+    def is_holding(self) -> bool:
+        return bool(self._held)
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The pieces that are complete with this chunk."""
+        data = self._held + chunk
+        if b"\r" in data:
+            data = _latest_updates(data)
+        if self._inside_line and data:
+            data = data[1:] if data[:1] == b"\n" else data
+            self._inside_line = False
+        pieces, used = self._cut(data)
+        self._held = data[used:]
+        return self._prefixed(b"".join(pieces))
+
+    def flush(self) -> bytes:
+        """What is held, as a piece of its own: a prompt, a progress bar, the last line without newline."""
+        text, self._held = self._held.rstrip(b"\r"), b""
+        if not text:
+            return b""
+        self._inside_line = True
+        return self._prefixed(text + b"\n")
+
+    def _cut(self, data: bytes) -> "tuple[List[bytes], int]":
+        pieces: List[bytes] = []
+        start, end, limit = 0, len(data), self._text_bytes
+        while start < end:
+            cut = data.rfind(b"\n", start, start + limit + 1) + 1
+            if cut:
+                pieces.append(data[start:cut])
+            elif end - start > limit:
+                cut = _character_boundary(data, start + limit)
+                pieces += (data[start:cut], b"\n")
+            else:
+                break
+            start = cut
+        return pieces, start
+
+    def _prefixed(self, text: bytes) -> bytes:
+        if not text:
+            return b""
+        return self.prefix + text[:-1].replace(b"\n", b"\n" + self.prefix) + b"\n"
+
+
+def _character_boundary(data: bytes, position: int) -> int:
+    for back in range(CONTINUATION_BYTES + 1):
+        if data[position - back] & 0xC0 != 0x80:
+            return position - back
+    return position  # no UTF-8: any place is as good
+
+
+def _latest_updates(data: bytes) -> bytes:
+    """Of several updates of one line (each begins or ends with a carriage return) only the latest."""
+    lines = data.replace(b"\r\n", b"\n").split(b"\n")
+    return b"\n".join([_latest_update(line) if b"\r" in line else line for line in lines])
+
+
+def _latest_update(line: bytes) -> bytes:
+    # A trailing \r is kept: it may be the first half of \r\n, or another update may follow.
+    body = line.rstrip(b"\r")
+    return body[body.rfind(b"\r") + 1 :] + (b"\r" if body != line else b"")
+
+
+class Stream:
+    """Standard output, without ever blocking the loop: a slow reader must not keep signals from us."""
+
+    def __init__(self, fd: int = 1) -> None:
+        self.fd = _own_description(fd)
+        self._pending = b""
+        self._is_broken = False
+
+    @property
+    def is_backed_up(self) -> bool:
+        return bool(self._pending)
+
+    def write(self, data: bytes) -> None:
+        self._pending += data
+        self.push()
+
+    def push(self) -> None:
+        """Write what the reader takes now."""
+        while self._pending and not self._is_broken:
+            try:
+                self._pending = self._pending[os.write(self.fd, self._pending) :]
+            except BlockingIOError:
+                return
+            except OSError:
+                self._is_broken = True  # the reader is gone; the log goes on
+        self._pending = b"" if self._is_broken else self._pending
+
+
+def _own_description(fd: int) -> int:
+    """A non-blocking description of a pipe or terminal that leaves the one we share with others as it is."""
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+            return os.open("/proc/self/fd/%d" % fd, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        pass
+    return fd
+
+
+class Log:
+    """The node's log file. Trouble with it is told once and never stops the job; writing is tried again."""
+
+    def __init__(self, path: str, report: Callable[[str], None]) -> None:
+        self.path = path
+        self._report = report
+        self._fd: Optional[int] = None
+        self._lost_bytes = 0
+        self._was_told = False
+        self._try(self._open)
+
+    def write(self, data: bytes) -> None:
+        if not self._try(lambda: self._write_all(data)):
+            self._lost_bytes += len(data)
+
+    def _open(self) -> None:
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def _write_all(self, data: bytes) -> None:
+        if self._fd is None:
+            self._open()
+        if self._lost_bytes:
+            data = b"\n[gangrun: %d bytes could not be written here]\n" % self._lost_bytes + data
+        while data:
+            data = data[os.write(self._fd or 0, data) :]
+        self._lost_bytes = 0
+
+    def _try(self, action: Callable[[], None]) -> bool:
+        try:
+            action()
+        except OSError as error:
+            if error.errno in (errno.ESTALE, errno.EBADF):
+                self._fd = None
+            if not self._was_told:
+                self._was_told = True
+                self._report("cannot write the log %s: %s; the job goes on" % (self.path, error.strerror))
+            return False
+        return True

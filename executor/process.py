@@ -1,0 +1,171 @@
+"""Starts the user's script in a session of its own, signals it, and sees to it that nothing of it stays."""
+
+import fcntl
+import os
+import signal
+import time
+from typing import Dict, List, Optional, Tuple
+
+from executor import protocol
+from executor.errors import ExecutorError, UsageError
+
+PIPE_BYTES = 1 << 20
+F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is there from Python 3.10 on
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+BOM = b"\xef\xbb\xbf"
+SHELLS = ("bash", "sh")
+# `conda` and `module` are functions that interactive shells get from rc files. Here they are loaded at
+# their first use, and only where the site's own environment has not brought them. One line, put before the
+# script's first line, so that line numbers in bash's messages stay right.
+PRELUDE = (
+    b'_gangrun_load() { local f; for f in "$@"; do [ -r "$f" ] && . "$f" && return; done; return 1; }; '
+    b"type -t module >/dev/null || { module() { unset -f module; _gangrun_load /etc/profile.d/{modules,lmod,z00_lmod,00-modulepath,zz_modules}.sh "
+    b'/usr/share/{lmod/lmod,modules}/init/bash; module "$@"; }; }; '
+    b'[ "$(type -t conda)" = function ] || { conda() { unset -f conda; '
+    b'_gangrun_load "${CONDA_EXE%/bin/conda}/etc/profile.d/conda.sh" {"$(dirname "$(dirname "$(type -P conda || echo /x/x)")")",~/miniconda3,~/anaconda3,~/miniforge3,'
+    b'~/mambaforge,/opt/conda,/opt/miniconda3,/opt/miniforge3}/etc/profile.d/conda.sh; conda "$@"; }; }; '
+)
+NO_MORE = 0
+
+
+def exit_code(wait_status: int) -> int:
+    """As a shell tells it: the process's own code, or 128 + the signal's number."""
+    if os.WIFSIGNALED(wait_status):
+        return protocol.exit_code_of_signal(os.WTERMSIG(wait_status))
+    return os.WEXITSTATUS(wait_status)
+
+
+def read_script(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError("--script-path=%s: %s" % (path, error.strerror)) from error
+
+
+def prepared(script: bytes) -> Tuple[List[str], bytes]:
+    """bash's options and the text it runs. Raises UsageError for a script that is not for a shell."""
+    script = script[len(BOM) :] if script.startswith(BOM) else script
+    if b"\r\n" in script:
+        script = script.replace(b"\r\n", b"\n")  # bash would take the \r for a part of each last word
+    if b"\0" in script:
+        raise UsageError("the script holds NUL bytes: it is a program, not a bash script; call it from one")
+    first = script.split(b"\n", 1)[0]
+    return (_shebang_options(os.fsdecode(first)) if first.startswith(b"#!") else []), PRELUDE + script
+
+
+def _shebang_options(line: str) -> List[str]:
+    words = line[2:].split()
+    if words and os.path.basename(words[0]) == "env":
+        words = [word for word in words[1:] if word != "-S"]
+    if not words or os.path.basename(words[0]) not in SHELLS:
+        raise UsageError("the script begins with %r, but scripts run under bash: call the program from a bash script" % line)
+    return words[1:]
+
+
+class Script:
+    """A running script. Its output comes through `pipe`, standard output and error in their order."""
+
+    def __init__(self, text: bytes, environ: Dict[str, str]) -> None:
+        options, body = prepared(text)
+        # The script lives in memory: no file to leave behind, no full disk, nothing to edit under bash's feet.
+        self._memory = os.memfd_create("script")
+        _write_all(self._memory, body)
+        self.pipe, write_end = os.pipe()
+        os.set_blocking(self.pipe, False)
+        _enlarge(self.pipe)
+        try:
+            self.pid = os.posix_spawnp(
+                "bash",
+                ["bash", *options, "/proc/%d/fd/%d" % (os.getpid(), self._memory)],
+                environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, write_end, 1),
+                    (os.POSIX_SPAWN_DUP2, write_end, 2),
+                ],
+                setsid=True,
+                setsigmask=[],
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+            )
+        except OSError as error:
+            raise ExecutorError("cannot start bash: %s" % error.strerror) from error
+        finally:
+            os.close(write_end)
+        self.code: Optional[int] = None
+
+    def send(self, number: int) -> None:
+        """Signal every process of the script's group."""
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    @property
+    def group_is_gone(self) -> bool:
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return False
+
+
+def reap() -> List[Tuple[int, int]]:
+    """(pid, exit code) of every child that has ended."""
+    ended = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == NO_MORE:
+            return ended
+        ended.append((pid, exit_code(status)))
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of what the script leaves behind (prctl(2)), so that it can be ended with it."""
+    try:
+        import ctypes
+
+        return ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    except (ImportError, OSError, AttributeError):
+        return False
+
+
+def end_descendants(patience_s: float = 1.0) -> None:
+    """KILL what is left. Any process left in a step's cgroup costs srun a second at its end (measured)."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        left = _children()
+        if not left:
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        time.sleep(0.001)
+        reap()
+
+
+def _children() -> List[int]:
+    try:
+        with open("/proc/self/task/%d/children" % os.getpid(), "rb") as file:
+            return [int(pid) for pid in file.read().split()]
+    except (OSError, ValueError):
+        return []
+
+
+def _enlarge(pipe: int) -> None:
+    try:
+        fcntl.fcntl(pipe, F_SETPIPE_SZ, PIPE_BYTES)
+    except OSError:
+        pass  # over the user's limit for pipes: only slower
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

@@ -1,0 +1,151 @@
+"""The contract between client, code generator, driver and executor. Imports nothing.
+
+Every name that two parts share has its one home here: environment variables, file names, states,
+exit codes, and the form of what is written into shared files.
+"""
+
+VERSION = "0.1.0"
+
+# --- What Slurm tells us (https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES)
+SLURM_JOB_ID = "SLURM_JOB_ID"
+SLURM_JOB_NODELIST = "SLURM_JOB_NODELIST"
+SLURM_JOB_NUM_NODES = "SLURM_JOB_NUM_NODES"
+SLURM_PROCID = "SLURM_PROCID"
+SLURM_STEP_ID = "SLURM_STEP_ID"
+SLURM_STEP_NODELIST = "SLURM_STEP_NODELIST"
+SLURM_STEP_NUM_NODES = "SLURM_STEP_NUM_NODES"
+SLURM_STEP_NUM_TASKS = "SLURM_STEP_NUM_TASKS"
+SLURM_NNODES = "SLURM_NNODES"
+SLURM_NODELIST = "SLURM_NODELIST"
+SLURM_GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
+SLURM_RESTART_COUNT = "SLURM_RESTART_COUNT"
+SLURM_DISTRIBUTION = "SLURM_DISTRIBUTION"
+SLURM_SRUN_COMM_PORT = "SLURM_SRUN_COMM_PORT"
+SLURM_CONF = "SLURM_CONF"
+SLURMD_NODENAME = "SLURMD_NODENAME"
+
+# --- What the script is told. Names kept from SkyPilot, so that its task scripts run unchanged.
+ENV_NODE_RANK = "SKYPILOT_NODE_RANK"
+ENV_NUM_NODES = "SKYPILOT_NUM_NODES"
+ENV_NODE_IPS = "SKYPILOT_NODE_IPS"
+ENV_NUM_GPUS_PER_NODE = "SKYPILOT_NUM_GPUS_PER_NODE"
+ENV_SETUP_NODE_RANK = "SKYPILOT_SETUP_NODE_RANK"
+ENV_SETUP_NODE_IPS = "SKYPILOT_SETUP_NODE_IPS"
+ENV_SETUP_NUM_GPUS_PER_NODE = "SKYPILOT_SETUP_NUM_GPUS_PER_NODE"
+ENV_INTERNAL_JOB_ID = "SKYPILOT_INTERNAL_JOB_ID"
+ENV_TASK_ID = "SKYPILOT_TASK_ID"
+ENV_ATTEMPT = "GANGRUN_ATTEMPT"
+
+# --- Exit codes of ours. 125 and 2 follow env(1), timeout(1) and most command lines.
+EXIT_USAGE = 2
+EXIT_INFRASTRUCTURE = 125
+EXIT_SIGNAL_BASE = 128
+SIGTERM = 15
+EXIT_TERMINATED = EXIT_SIGNAL_BASE + SIGTERM
+EXIT_KILLED = EXIT_SIGNAL_BASE + 9
+LAST_SIGNAL = 64
+
+# --- States of a job
+PENDING = "PENDING"
+SETTING_UP = "SETTING_UP"
+RUNNING = "RUNNING"
+SUCCEEDED = "SUCCEEDED"
+FAILED = "FAILED"
+FAILED_SETUP = "FAILED_SETUP"
+FAILED_DRIVER = "FAILED_DRIVER"
+CANCELLED = "CANCELLED"
+TERMINAL_STATES = (SUCCEEDED, FAILED, FAILED_SETUP, FAILED_DRIVER, CANCELLED)
+
+# --- States of a rank, as its record tells them
+RANK_WAITING = "waiting"
+RANK_RUNNING = "running"
+RANK_STOPPING = "stopping"
+RANK_STOPPED = "stopped"
+RANK_DONE = "done"
+RANK_FAILED = "failed"
+RANK_BROKEN = "broken"
+RANK_ENDED_STATES = (RANK_STOPPED, RANK_DONE, RANK_FAILED, RANK_BROKEN)
+
+# --- What signal files say. A file that exists beforehand holds ARMED.
+ARMED = "armed"
+GO = "go"
+ABORT = "abort"
+GANG_DONE = "done"
+GANG_FAILED = "failed"
+GANG_STOP = "stop"
+
+# --- Intervals and limits
+DEFAULT_GRACE_S = 30.0
+DEFAULT_LIVENESS_TIMEOUT_S = 600.0
+FILE_SYSTEM_PATIENCE_S = 300.0  # longer than any NFS attribute cache (acdirmax is 60 s)
+BEAT_FIRST_S = 2.0
+BEAT_LONGEST_S = 30.0
+POLL_FIRST_S = 0.02
+POLL_LONGEST_S = 1.0
+SIGNAL_BYTES = 256  # signals and records are padded, so that a rewrite in place covers the old text
+RECORD_BYTES = 512
+# srun passes lines of up to 1,024 bytes whole and cuts longer ones into one another.
+STREAM_PIECE_BYTES = 1000
+# The kernel's MAX_ARG_STRLEN: the longest single argument or NAME=value of execve(2).
+LONGEST_ENV_BYTES = 131071
+
+PROCTRACK_LINUXPROC = "linuxproc"
+LOOPBACK_PREFIX = "127."
+UNSPECIFIED_PROCTRACK = "unknown"
+
+ARCHIVE_NAME = "gangrun-executor.pyz"
+DRIVER_NAME = "driver.py"
+STATUS_NAME = "status.json"
+EVENTS_NAME = "events.jsonl"
+EXIT_CODE_NAME = "exit_code"
+SECRETS_NAME = "secrets.json"
+OLDEST_PYTHON = (3, 9)
+
+
+class Launch:
+    """The names inside the directory that one attempt of one launch shares."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.alloc = directory + "/alloc"
+        self.setup_done = directory + "/setup_done"
+        self.gang = directory + "/gang"
+        self.heartbeat = directory + "/heartbeat"
+        self.run_script = directory + "/run.sh"
+        self.setup_script = directory + "/setup.sh"
+        self.run_env = directory + "/run.env.json"
+        self.setup_env = directory + "/setup.env.json"
+
+    def records(self, is_setup: bool) -> str:
+        """The directory of the rank records of the run step, or of the setup step."""
+        return self.directory + ("/setup-ranks" if is_setup else "/ranks")
+
+    def record(self, rank: int, is_setup: bool = False) -> str:
+        return "%s/%d" % (self.records(is_setup), rank)
+
+
+def job_directory(cluster_home: str, slurm_job_id: str, name: str) -> str:
+    """Where everything of one job lies: <cluster_home>/.gangrun/<slurm_job_id>/<name>."""
+    return "%s/.gangrun/%s/%s" % (cluster_home.rstrip("/"), slurm_job_id, name)
+
+
+def node_name(index: int) -> str:
+    return "head" if index == 0 else "worker%d" % index
+
+
+def log_name(rank: int, index: int, num_nodes: int, is_setup: bool) -> str:
+    """The name of a node's log; `index` is the node's place in the cluster of `num_nodes`."""
+    if is_setup:
+        return "setup-%s.log" % node_name(index)
+    return "run.log" if num_nodes == 1 else "%d-%s.log" % (rank, node_name(index))
+
+
+def exit_code_of_signal(number: int) -> int:
+    return EXIT_SIGNAL_BASE + number
+
+
+def describe_code(code: int) -> str:
+    """`exit code 7`, or `exit code 137, signal 9`: only 129..192 can mean a signal."""
+    if EXIT_SIGNAL_BASE < code <= EXIT_SIGNAL_BASE + LAST_SIGNAL:
+        return "exit code %d, signal %d" % (code, code - EXIT_SIGNAL_BASE)
+    return "exit code %d" % code

@@ -1,0 +1,190 @@
+"""`srun python -m executor.slurm --script=... --log-dir=...`: one rank of a gang, from its first to its last breath.
+
+Run once per node by srun. It promises the script's own exit code, its output in the node's log and in the stream,
+every signal passed on once, and that it leaves only when the gang can spare it.
+"""
+
+import json
+import os
+import sys
+from typing import Dict, List, Mapping, Optional
+
+from executor import environment, identity, protocol
+from executor.errors import ExecutorError, UsageError
+from executor.gang import Gang, Leave, say
+from executor.member import Member
+from executor.options import USAGE, Options, parse
+from executor.shared import Signal, write_record
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Run one rank; returns the script's exit code, 2 for a usage error, 125 for trouble of our own."""
+    words = sys.argv[1:] if argv is None else argv
+    if "--help" in words or "-h" in words:
+        print(USAGE, end="")
+        return 0
+    options = None
+    try:
+        options = parse(words)
+        return run(options)
+    except ExecutorError as error:
+        say(None, str(error))
+        _leave_word(options, str(error), error.exit_code)
+        return error.exit_code
+
+
+def run(options: Options) -> int:
+    """The eight steps of a rank's life."""
+    script = options.script_text()
+    job_variables = _job_variables(options)
+    me = identity.resolve(dict(os.environ), options.cluster_ips)
+    if me.warning:
+        say(me, me.warning)
+    gang = _join(options, me)
+    member = Member(options, me, gang)
+    try:
+        _fire_alloc(options, me, gang)
+        if options.setup_done_signal_file:
+            member.wait_for_go(Signal(options.setup_done_signal_file))
+        _enter_workdir(options)
+        environ = environment.for_script(os.environ, (job_variables, _identity_variables(options, me, member)))
+        code = member.run_script(script, environ)
+        if code == 0 and not member.is_stopping:
+            member.wait_in_barrier()
+            _tidy(options, gang)
+    except Leave as leave:
+        say(me, leave.reason)
+        gang.end(leave.state, leave.code, leave.reason)
+        code = leave.code
+    except UsageError as error:
+        say(me, str(error))
+        gang.end(protocol.RANK_BROKEN, error.exit_code, str(error))
+        code = error.exit_code
+    member.end_what_is_left()
+    return code
+
+
+def _join(options: Options, me: identity.Identity) -> Gang:
+    launch = _launch(options, me)
+    gang = Gang(me, launch, options.is_setup, options.liveness_timeout_s)
+    try:
+        if options.launch_dir and not os.path.isdir(options.launch_dir):
+            raise ExecutorError("the driver's directory %s is not visible on %s: is it on a shared file system?" % (options.launch_dir, me.host))
+        gang.join()
+    except OSError as error:
+        if options.launch_dir:
+            raise ExecutorError("cannot write %s on %s: %s" % (options.launch_dir, me.host, error.strerror)) from error
+        say(me, "cannot write %s (%s): the ranks will not wait for each other" % (launch and launch.directory, error.strerror))
+        gang = Gang(me, None, options.is_setup, options.liveness_timeout_s)
+    return gang
+
+
+def _launch(options: Options, me: identity.Identity) -> Optional[protocol.Launch]:
+    """The driver's directory; by hand one that only this run of this step uses."""
+    if options.launch_dir:
+        return protocol.Launch(options.launch_dir)
+    if me.num_ranks == 1 or options.is_setup:
+        return None
+    home = options.cluster_home_dir or os.path.expanduser("~")
+    environ = os.environ
+    # A requeued job has the same job id and step id; srun's port tells even a recycled job id apart.
+    step = "step-%s-%s" % (environ.get(protocol.SLURM_STEP_ID, ""), environ.get(protocol.SLURM_SRUN_COMM_PORT, ""))
+    attempt = "attempt-%s" % environ.get(protocol.SLURM_RESTART_COUNT, "0")
+    return protocol.Launch(protocol.job_directory(home, environ.get(protocol.SLURM_JOB_ID, ""), step) + "/" + attempt)
+
+
+def _fire_alloc(options: Options, me: identity.Identity, gang: Gang) -> None:
+    if not options.alloc_signal_file or me.rank != 0:
+        return
+    nodes = os.environ.get(protocol.SLURM_STEP_NODELIST, ",".join(me.hosts))
+    detail = {"nodes": nodes, "step": gang.record["step"], "attempt": _attempt()}
+    try:
+        Signal(options.alloc_signal_file).fire(protocol.GO, json.dumps(detail))
+    except OSError as error:
+        raise UsageError("--alloc-signal-file=%s: %s" % (options.alloc_signal_file, error.strerror)) from error
+
+
+def _job_variables(options: Options) -> Dict[str, str]:
+    variables = _json_object(options.env_vars, "--env-vars")
+    if options.env_file:
+        try:
+            with open(options.env_file, encoding="utf-8") as file:
+                variables.update(_json_object(file.read(), "--env-file"))
+        except OSError as error:
+            raise UsageError("--env-file=%s: %s" % (options.env_file, error.strerror)) from error
+    return variables
+
+
+def _json_object(text: str, flag: str) -> Dict[str, str]:
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise UsageError("%s is not JSON: %s" % (flag, error)) from error
+    if not isinstance(values, dict):
+        raise UsageError('%s is a JSON %s; give an object such as {"NAME": "value"}' % (flag, type(values).__name__))
+    return environment.checked(values, flag)
+
+
+def _identity_variables(options: Options, me: identity.Identity, member: Member) -> Mapping[str, str]:
+    ips = "\n".join(_node_ips(options, me, member))
+    gpus = os.environ.get(protocol.ENV_NUM_GPUS_PER_NODE) or os.environ.get(protocol.SLURM_GPUS_ON_NODE) or "0"
+    gpus = _job_variables(options).get(protocol.ENV_NUM_GPUS_PER_NODE, gpus)
+    if options.is_setup:
+        return {
+            protocol.ENV_SETUP_NODE_RANK: str(me.rank),
+            protocol.ENV_SETUP_NODE_IPS: ips,
+            protocol.ENV_SETUP_NUM_GPUS_PER_NODE: gpus,
+            protocol.ENV_ATTEMPT: _attempt(),
+        }
+    return {
+        protocol.ENV_NODE_RANK: str(me.rank),
+        protocol.ENV_NUM_NODES: str(me.num_ranks),
+        protocol.ENV_NODE_IPS: ips,
+        protocol.ENV_NUM_GPUS_PER_NODE: gpus,
+        protocol.ENV_ATTEMPT: _attempt(),
+    }
+
+
+def _node_ips(options: Options, me: identity.Identity, member: Member) -> List[str]:
+    if me.ranks_are_shuffled and member.can_gather:
+        return member.gather_addresses()
+    return identity.node_ips(me, options.cluster_ips, me.hosts)
+
+
+def _attempt() -> str:
+    return os.environ.get(protocol.SLURM_RESTART_COUNT) or "0"
+
+
+def _enter_workdir(options: Options) -> None:
+    # slurmstepd goes to /tmp, with only a warning, when the work directory is missing on a node.
+    wanted = options.workdir or (os.environ.get("PWD") if os.getcwd() == "/tmp" else None)
+    if wanted is None:
+        return
+    try:
+        os.chdir(wanted)
+    except OSError as error:
+        raise UsageError("work directory %s: %s" % (wanted, error.strerror)) from error
+    os.environ["PWD"] = wanted
+
+
+def _tidy(options: Options, gang: Gang) -> None:
+    if not options.launch_dir:
+        gang.leave_no_files()
+
+
+def _leave_word(options: Optional[Options], reason: str, code: int) -> None:
+    """A rank that could not even say who it is still leaves a record for the driver."""
+    rank = os.environ.get(protocol.SLURM_PROCID, "")
+    if options is None or not options.launch_dir or not rank.isdigit():
+        return
+    record = {"state": protocol.RANK_BROKEN, "host": os.environ.get(protocol.SLURMD_NODENAME, ""), "code": code, "why": reason[:160]}
+    try:
+        write_record(protocol.Launch(options.launch_dir).record(int(rank), options.is_setup), record)
+    except OSError:
+        pass
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    sys.stdout.flush()
+    os._exit(exit_code)  # nothing left to tidy up; the interpreter's own farewell costs milliseconds
