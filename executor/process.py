@@ -4,7 +4,7 @@ import fcntl
 import os
 import signal
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 from executor import protocol
 from executor.errors import ExecutorError, UsageError
@@ -63,6 +63,17 @@ def _shebang_options(line: str) -> List[str]:
     return words[1:]
 
 
+def spawn(argv: List[str], environ: Mapping[str, str], stdout: Optional[int] = None, stderr: Optional[int] = None) -> int:
+    """Start a program in a session of its own, with no input and no signal blocked; returns its pid."""
+    actions: List[Tuple[int, ...]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]  # type: ignore[list-item]
+    actions += [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in ((1, stdout), (2, stderr)) if fd is not None]
+    ignored_by_python = [signal.SIGPIPE, signal.SIGXFSZ]
+    try:
+        return os.posix_spawnp(argv[0], argv, environ, file_actions=actions, setsid=True, setsigmask=[], setsigdef=ignored_by_python)
+    except OSError as error:
+        raise ExecutorError("cannot start %s: %s" % (argv[0], error.strerror)) from error
+
+
 class Script:
     """A running script. Its output comes through `pipe`, standard output and error in their order."""
 
@@ -74,22 +85,9 @@ class Script:
         self.pipe, write_end = os.pipe()
         os.set_blocking(self.pipe, False)
         _enlarge(self.pipe)
+        script = "/proc/%d/fd/%d" % (os.getpid(), self._memory)
         try:
-            self.pid = os.posix_spawnp(
-                "bash",
-                ["bash", *options, "/proc/%d/fd/%d" % (os.getpid(), self._memory)],
-                environ,
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, write_end, 1),
-                    (os.POSIX_SPAWN_DUP2, write_end, 2),
-                ],
-                setsid=True,
-                setsigmask=[],
-                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
-            )
-        except OSError as error:
-            raise ExecutorError("cannot start bash: %s" % error.strerror) from error
+            self.pid = spawn(["bash", *options, script], environ, stdout=write_end, stderr=write_end)
         finally:
             os.close(write_end)
         self.code: Optional[int] = None

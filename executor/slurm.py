@@ -7,7 +7,7 @@ every signal passed on once, and that it leaves only when the gang can spare it.
 import json
 import os
 import sys
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, List, Mapping, NoReturn, Optional
 
 from executor import environment, identity, protocol
 from executor.errors import ExecutorError, UsageError
@@ -184,7 +184,11 @@ def _leave_word(options: Optional[Options], reason: str, code: int) -> None:
         pass
 
 
-if __name__ == "__main__":
+def run_as_program() -> NoReturn:
     exit_code = main()
     sys.stdout.flush()
     os._exit(exit_code)  # nothing left to tidy up; the interpreter's own farewell costs milliseconds
+
+
+if __name__ == "__main__":
+    run_as_program()

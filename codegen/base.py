@@ -1,0 +1,78 @@
+"""The calls that every code generator takes, and the order it takes them in."""
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+PROLOGUE, SETUP, TASK, EPILOGUE, BUILD = "add_prologue()", "add_setup()", "add_task()", "add_epilogue()", "build()"
+ORDER = (PROLOGUE, SETUP, TASK, EPILOGUE)
+
+
+class CallOrderError(RuntimeError):
+    """A call came twice, or before the one it needs."""
+
+
+class TaskCodeGen:
+    """Collects a job call by call: add_prologue, add_setup, add_task, add_epilogue, then build.
+
+    The interface is SkyPilot's, so that orchestrators written for it fit.
+    """
+
+    def __init__(self) -> None:
+        self._called: List[str] = []
+        self._fields: Dict[str, Any] = {}
+
+    def add_prologue(self, job_id: int) -> None:
+        """Begin the job `job_id`."""
+        self._enter(PROLOGUE)
+        self._fields["job_id"] = str(job_id)
+
+    def add_setup(
+        self,
+        num_nodes: int,
+        resources: Mapping[str, float],
+        cluster_ips: Sequence[str],
+        env_vars: Mapping[str, str],
+        log_dir: str,
+        setup_cmd: Optional[str] = None,
+    ) -> None:
+        """What runs once on each node before any script. `cluster_ips` are all nodes' addresses, head first."""
+        self._enter(SETUP)
+        self._fields.update(
+            num_nodes=num_nodes, cluster_ips=tuple(cluster_ips), setup_env_vars=dict(env_vars), log_dir=log_dir, setup=setup_cmd
+        )
+        self._set_resources(resources)
+
+    def add_task(
+        self,
+        num_nodes: int,
+        bash_script: Optional[str],
+        task_name: Optional[str],
+        resources: Mapping[str, float],
+        log_dir: str,
+        env_vars: Optional[Mapping[str, str]] = None,
+    ) -> None:
+        """The script that runs on each node. None or blank: setup only."""
+        self._enter(TASK)
+        self._fields.update(num_nodes=num_nodes, run=bash_script, task_name=task_name or "task", env_vars=dict(env_vars or {}), log_dir=log_dir)
+        self._set_resources(resources)
+
+    def add_epilogue(self) -> None:
+        """The job is complete."""
+        self._enter(EPILOGUE)
+
+    def build(self) -> str:
+        """The driver's text. Raises SpecError for a job that cannot be."""
+        raise NotImplementedError
+
+    def _set_resources(self, resources: Mapping[str, float]) -> None:
+        raise NotImplementedError
+
+    def _enter(self, call: str) -> None:
+        if call in self._called:
+            raise CallOrderError("%s was called twice" % call)
+        self._require_calls(ORDER[: ORDER.index(call)], call)
+        self._called.append(call)
+
+    def _require_calls(self, needed: Sequence[str], call: str) -> None:
+        for earlier in needed:
+            if earlier not in self._called:
+                raise CallOrderError("%s must be called before %s" % (earlier, call))

@@ -1,0 +1,38 @@
+"""The files of a launch as they lie on the shared home: driver, archive, secrets."""
+
+import json
+import os
+from typing import NamedTuple
+
+from codegen.archive import executor_archive
+from codegen.spec import Job, SpecError
+from executor import protocol
+
+
+class Bundle(NamedTuple):
+    """A rendered driver and what must lie beside it."""
+
+    job: Job
+    driver: str
+
+    def write(self, directory: str) -> str:
+        """Write everything into `directory` (0700, made if missing); returns the driver's path."""
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        if self.job.secrets:
+            _write(os.path.join(directory, protocol.SECRETS_NAME), json.dumps(dict(self.job.secrets)).encode())
+        _write(os.path.join(directory, protocol.ARCHIVE_NAME), executor_archive())
+        path = os.path.join(directory, protocol.DRIVER_NAME)
+        _write(path, self.driver.encode("utf-8", "surrogateescape"))
+        return path
+
+
+def _write(path: str, content: bytes) -> None:
+    """A whole file with mode 0600, or none: a half-written driver must not be found."""
+    temporary = path + ".tmp"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise SpecError("cannot write %s: %s" % (path, error.strerror)) from error

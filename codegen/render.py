@@ -1,0 +1,42 @@
+"""The one Jinja2 environment. One filter owns Python quoting, one owns shell quoting."""
+
+import shlex
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+
+def render(template: str, **values: Any) -> str:
+    """A template's text; Python is compiled first, so that no broken driver is ever returned."""
+    text = _environment().get_template(template).render(**values)
+    if template.endswith(".py.j2"):
+        compile(text, template, "exec")
+    return text
+
+
+def python_literal(value: Any, indent: int = 0) -> str:
+    """A literal that evaluates to `value`. Long texts and collections take a line an item."""
+    pad = " " * (indent + 4)
+    if isinstance(value, str) and "\n" in value:
+        return "(\n%s%s)" % ("".join("%s%r\n" % (pad, line) for line in value.splitlines(keepends=True)), " " * indent)
+    if isinstance(value, (list, tuple)) and value:
+        return "[\n%s%s]" % ("".join("%s%r,\n" % (pad, item) for item in value), " " * indent)
+    if isinstance(value, dict) and value:
+        return "{\n%s%s}" % ("".join("%s%r: %r,\n" % (pad, key, item) for key, item in value.items()), " " * indent)
+    return repr(value)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("driver_templates", ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["py"] = python_literal
+    environment.filters["sh"] = shlex.quote
+    return environment

@@ -1,0 +1,88 @@
+"""The driver for a Slurm allocation: a background `srun --exclusive` for the run, `srun --overlap` for setup."""
+
+from typing import List, Mapping, Optional
+
+from codegen.base import BUILD, ORDER, TaskCodeGen
+from codegen.bundle import Bundle
+from codegen.render import render
+from codegen.spec import Job, Resources
+from executor import protocol
+
+TEMPLATE = "slurm_driver.py.j2"
+
+
+class SlurmCodeGen(TaskCodeGen):
+    """Renders a driver for one job inside the running Slurm job `slurm_job_id`.
+
+    `container_name` is the pyxis container that the allocation keeps; every srun enters it.
+    """
+
+    def __init__(self, slurm_job_id: str, container_name: Optional[str] = None) -> None:
+        super().__init__()
+        self._fields.update(slurm_job_id=str(slurm_job_id), container_name=container_name)
+
+    def build(self) -> str:
+        """The driver's text; run it on the head node with `python3`, the archive of `bundle()` beside it."""
+        return render_driver(self.job())
+
+    def bundle(self) -> Bundle:
+        """The driver and the files it needs beside it."""
+        return Bundle(self.job(), self.build())
+
+    def job(self) -> Job:
+        """The typed description behind the calls."""
+        self._require_calls(ORDER, BUILD)
+        return Job(**self._fields)
+
+    def _set_resources(self, resources: Mapping[str, float]) -> None:
+        self._fields["resources"] = Resources.from_dict(resources)
+
+
+def render_driver(job: Job) -> str:
+    """The driver of a typed job description. Compiled before it is returned: never a broken script."""
+    return render(
+        TEMPLATE,
+        job=job,
+        protocol=protocol,
+        run_srun=run_options(job),
+        setup_srun=setup_options(job),
+        env_vars=_variables(job, job.env_vars),
+        setup_env_vars=_variables(job, {**job.setup_env_vars, protocol.ENV_NUM_NODES: str(job.num_nodes)}),
+        gpus=job.resources.gpus,
+    )
+
+
+def run_options(job: Job) -> List[str]:
+    """srun's options for the run step. `--wait=0`: a rank that ends early does not end the others."""
+    return [
+        *_common_options(job, "gangrun-" + job.job_id),
+        "--exclusive",
+        "--cpus-per-task=%d" % job.resources.cpus,
+        "--mem=0",
+    ]
+
+
+def setup_options(job: Job) -> List[str]:
+    """srun's options for the setup step, which shares the nodes that the run step already holds."""
+    return [*_common_options(job, "gangrun-%s-setup" % job.job_id), "--overlap", "--cpus-per-task=%d" % job.resources.cpus, "--mem=0"]
+
+
+def _common_options(job: Job, name: str) -> List[str]:
+    container = ["--container-name=%s:exec" % job.container_name, "--container-remap-root"] if job.container_name else []
+    return [
+        "--jobid=" + job.slurm_job_id,
+        "--job-name=" + name,
+        "--nodes=%d" % job.num_nodes,
+        "--ntasks=%d" % job.num_nodes,
+        "--ntasks-per-node=1",
+        "--export=ALL",
+        "--kill-on-bad-exit=1",
+        "--wait=0",
+        "--quiet",
+        *container,
+    ]
+
+
+def _variables(job: Job, own: Mapping[str, str]) -> Mapping[str, str]:
+    injected = {protocol.ENV_NUM_GPUS_PER_NODE: str(job.resources.gpus), protocol.ENV_INTERNAL_JOB_ID: job.job_id}
+    return {**own, **injected}

@@ -1,0 +1,416 @@
+"""What a rendered driver calls, on the head node of the allocation: `python3 driver.py`.
+
+It starts the run step, learns its nodes, runs setup on exactly these, lets the scripts begin, and says how it ended:
+in status.json, events.jsonl, exit_code, and its own exit code. Whatever way it ends, it takes its steps and its
+files with it.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from types import TracebackType
+from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Type
+
+from executor import environment, protocol, slurm_commands
+from executor.errors import ExecutorError, UsageError
+from executor.gang import prepare_records
+from executor.launchdir import JobDirectory
+from executor.loop import Arrival, Loop
+from executor.process import reap, spawn
+from executor.shared import Record, Signal, read_record, write_in_place, write_private
+from executor.step import Step
+from executor.verdict import Verdict, judge
+
+HEARTBEAT_S = 5.0
+POLL_LONGEST_S = 0.2
+CANCEL_MARGIN_S = 3.0
+KILL_PATIENCE_S = 10.0
+SEEN_STOPPING_S = 0.3  # `scancel JOB` tells the ranks and the driver at the same moment
+WAITING_WORDS_S = 5.0
+TAIL_LINES = 5
+
+
+class Job(NamedTuple):
+    """The facts of one job."""
+
+    slurm_job_id: str
+    job_id: str
+    task_name: str
+    num_nodes: int
+    cluster_ips: Sequence[str]
+    log_dir: str
+    env_vars: Dict[str, str] = {}
+    setup_env_vars: Dict[str, str] = {}
+    cluster_home: Optional[str] = None
+    workdir: Optional[str] = None
+    secrets_file: Optional[str] = None
+    grace_s: float = protocol.DEFAULT_GRACE_S
+    liveness_timeout_s: float = protocol.DEFAULT_LIVENESS_TIMEOUT_S
+    python: Optional[str] = None  # on the nodes; default: the interpreter that runs the driver
+    archive: Optional[str] = None
+
+
+class Ended(Exception):
+    """The job is over with this verdict."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.reason)
+        self.verdict = verdict
+
+
+class Cancelled(Exception):
+    """Somebody told the driver to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("signal %d" % number)
+        self.number = number
+
+
+class Driver:
+    """A context that owns one attempt of one job: its directory, its steps, its state."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._steps: Dict[int, Step] = {}
+        self._run: Optional[Step] = None
+        self._setup: Optional[Step] = None
+        self._allocation: Dict[str, str] = {}
+        self._beats = 0
+        self._is_cancelling = False
+        self.exit_code = protocol.EXIT_INFRASTRUCTURE
+
+    def __enter__(self) -> "Driver":
+        job = self._job
+        home = job.cluster_home or os.path.expanduser("~")
+        self._directory = JobDirectory(protocol.job_directory(home, job.slurm_job_id, job.job_id), job._asdict())
+        self.launch = self._directory.new_attempt()
+        try:
+            self._loop = Loop(self._on_signal)
+            self._loop.take_signals()
+            self._arm()
+            self._loop.every(HEARTBEAT_S, HEARTBEAT_S, self._beat)
+            self._directory.enter(protocol.PENDING)
+        except BaseException:
+            self._directory.clean()
+            raise
+        return self
+
+    # --- the calls of a driver, in their order
+
+    def start_run(self, srun: Sequence[str], script: str, has_setup: bool) -> None:
+        """Start the run step in the background; its ranks wait for `go`."""
+        flags = [
+            "--script-path=" + self._private(self.launch.run_script, script),
+            "--env-file=" + self._private(self.launch.run_env, json.dumps(self._variables(self._job.env_vars))),
+            "--alloc-signal-file=" + self.launch.alloc,
+        ]
+        flags += ["--setup-done-signal-file=" + self.launch.setup_done] if has_setup else []
+        self._run = self._start("run", srun, flags)
+
+    def wait_for_allocation(self) -> None:
+        """Until the run step has started. Ends the job as a launch failure, in srun's words, if it cannot."""
+        run, alloc, begun = self._current_run(), Signal(self.launch.alloc), time.monotonic()
+        told = False
+        while True:
+            said = alloc.read()
+            if said is not None:
+                self._allocation = json.loads(said[1]) if said[1] else {}
+                run.id = self._allocation.get("step")
+                return
+            if run.code is not None:
+                self._launch_failed(run)
+            if not told and time.monotonic() - begun > WAITING_WORDS_S:
+                told = True
+                self._say("waiting for the run step to start: %s" % (run.last_words or "its nodes are busy"))
+            self._wait_a_little(begun)
+
+    def run_setup(self, srun: Sequence[str], script: str) -> None:
+        """Run setup on the nodes of the run step; the job ends as FAILED_SETUP if it fails."""
+        self._directory.enter(protocol.SETTING_UP)
+        prepare_records(self.launch, self._num_ranks(), is_setup=True)
+        nodes = ["--nodelist=" + self._allocation["nodes"]] if self._allocation.get("nodes") else []
+        flags = [
+            "--script-path=" + self._private(self.launch.setup_script, script),
+            "--env-file=" + self._private(self.launch.setup_env, json.dumps(self._variables(self._job.setup_env_vars))),
+            "--is-setup",
+        ]
+        setup = self._setup = self._start("setup", [*srun, *nodes], flags)
+        self._wait_for(setup)
+        verdict = judge(self._records(is_setup=True), setup.code or 0, setup.words, was_cancelled=False)
+        if verdict.state == protocol.SUCCEEDED:
+            return
+        if self._run is not None:
+            Signal(self.launch.setup_done).fire(protocol.ABORT, "setup failed: " + verdict.reason)
+            self._wait_for(self._run, patience_s=self._job.grace_s)
+        state = protocol.FAILED_SETUP if verdict.state in (protocol.FAILED, protocol.CANCELLED) else verdict.state
+        raise Ended(verdict._replace(state=state, reason=verdict.reason or "the setup step was stopped"))
+
+    def let_go(self) -> None:
+        """Setup is done: the scripts begin."""
+        self._directory.enter(protocol.RUNNING)
+        if self._setup is not None:
+            Signal(self.launch.setup_done).fire(protocol.GO)
+
+    def wait_for_run(self) -> None:
+        """Until the run step has ended, by itself or otherwise."""
+        run = self._current_run()
+        self._wait_for(run)
+        raise Ended(judge(self._records(is_setup=False), run.code or 0, run.words, was_cancelled=False))
+
+    # --- the end
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> bool:
+        verdict = self._verdict_of(error)
+        try:
+            self._end_steps()
+            self._finish(verdict)
+        finally:
+            self._directory.clean()
+        return kind is None or isinstance(error, (Ended, Cancelled, ExecutorError, OSError, KeyboardInterrupt))
+
+    def _verdict_of(self, error: Optional[BaseException]) -> Verdict:
+        if isinstance(error, Ended):
+            return error.verdict
+        if isinstance(error, Cancelled):
+            self._cancel(error.number)
+            return self._cancel_verdict(error.number)
+        if error is None:
+            return Verdict(protocol.SUCCEEDED, 0, [])
+        return Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, "the driver failed: %s" % error)
+
+    def _cancel_verdict(self, number: int) -> Verdict:
+        """A failure that came before the cancel stands; nothing that ends after it is a success."""
+        code = protocol.exit_code_of_signal(number)
+        if self._run is None or self._run.id is None:
+            return Verdict(protocol.CANCELLED, code, [], None, "cancelled by signal %d" % number)
+        verdict = judge(self._records(is_setup=False), 0, "", was_cancelled=True)
+        if verdict.state == protocol.CANCELLED:
+            return verdict._replace(exit_code=code, reason="cancelled by signal %d" % number)
+        return verdict
+
+    def _finish(self, verdict: Verdict) -> None:
+        self.exit_code = verdict.exit_code
+        records = self._records(is_setup=verdict.state == protocol.FAILED_SETUP) if self._run or self._setup else []
+        ranks = [_rank_report(rank, record, verdict) for rank, record in enumerate(records)]
+        self._directory.end(verdict, ranks)
+        self._summarize(verdict, ranks)
+
+    def _summarize(self, verdict: Verdict, ranks: List[Dict[str, Any]]) -> None:
+        code = "" if verdict.state == protocol.SUCCEEDED else ", exit code %d" % verdict.exit_code
+        self._say("job %s %s%s after %.1f s" % (self._job.job_id, verdict.state, code, self._directory.age_s))
+        if verdict.reason:
+            self._say(verdict.reason)
+        if any(verdict.codes) and ranks:
+            self._say("exit codes by rank: [%s]" % ", ".join(str(code) for code in verdict.codes))
+        if verdict.first_failed is not None:
+            self._show_tail(str(ranks[verdict.first_failed]["log"]))
+        self._say("logs are in %s" % self._job.log_dir)
+
+    def _show_tail(self, log: str) -> None:
+        lines = _tail(os.path.join(self._job.log_dir, log))
+        if lines:
+            self._say("the end of %s:" % log)
+            os.write(1, b"".join(b"    | " + line + b"\n" for line in lines))
+
+    # --- steps
+
+    def _start(self, name: str, srun: Sequence[str], flags: Sequence[str]) -> Step:
+        job = self._job
+        argv = [
+            *srun, *_executor_command(job), *flags,
+            "--log-dir=" + job.log_dir,
+            "--launch-dir=" + self.launch.directory,
+            "--cluster-num-nodes=%d" % len(job.cluster_ips),
+            "--cluster-ips=" + ",".join(job.cluster_ips),
+            "--cluster-home-dir=" + (job.cluster_home or os.path.expanduser("~")),
+            "--task-name=" + job.task_name,
+            "--proctrack=" + slurm_commands.proctrack_type(),
+            "--grace-s=%g" % job.grace_s,
+            "--liveness-timeout-s=%g" % job.liveness_timeout_s,
+            *(["--workdir=" + job.workdir] if job.workdir else []),
+        ]  # fmt: skip
+        step = Step.start(name, argv, environment.without_step(os.environ), self._loop)
+        self._steps[step.pid] = step
+        self._directory.note("step_started", step=name, pid=step.pid)
+        return step
+
+    def _current_run(self) -> Step:
+        assert self._run is not None, "start_run comes first"
+        return self._run
+
+    def _wait_for(self, step: Step, patience_s: Optional[float] = None) -> bool:
+        """Until srun has ended; False if that took longer than `patience_s`."""
+        deadline = None if patience_s is None else time.monotonic() + patience_s
+        while step.code is None:
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            self._run_loop_for(POLL_LONGEST_S if deadline is not None else HEARTBEAT_S)
+        return True
+
+    def _wait_a_little(self, since: float) -> None:
+        self._run_loop_for(min(POLL_LONGEST_S, max(0.005, (time.monotonic() - since) / 10)))
+
+    def _run_loop_for(self, seconds: float) -> None:
+        timer = self._loop.after(seconds, self._loop.stop)
+        try:
+            self._loop.run()
+        finally:
+            self._loop.cancel(timer)
+
+    def _launch_failed(self, run: Step) -> NoReturn:
+        broken = judge(self._records(is_setup=False), run.code or 0, run.words, was_cancelled=False)
+        if broken.state == protocol.FAILED_DRIVER:
+            raise Ended(broken)
+        words = run.words.strip() or "srun ended with code %s and said nothing" % run.code
+        raise Ended(Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, "the run step could not start: " + words))
+
+    def _on_signal(self, arrival: Arrival) -> None:
+        if arrival.number == signal.SIGCHLD:
+            for pid, code in reap():
+                if pid in self._steps:
+                    self._steps[pid].on_end(code)
+                    self._loop.stop()
+        elif arrival.number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if self._is_cancelling:
+                return
+            self._is_cancelling = True
+            raise Cancelled(arrival.number)
+
+    # --- cancel
+
+    def _cancel(self, number: int) -> None:
+        """TERM to every program, their grace period, then KILL; only then is the job over."""
+        self._directory.note("cancel", signal=number)
+        running = [step for step in self._steps.values() if step.code is None]
+        if not running:
+            return
+        self._run_loop_for(SEEN_STOPPING_S)
+        for step in running:
+            self._ask_to_end(step)
+        deadline = time.monotonic() + self._job.grace_s + CANCEL_MARGIN_S
+        for step in running:
+            self._wait_for(step, max(0.0, deadline - time.monotonic()))
+
+    def _ask_to_end(self, step: Step) -> None:
+        is_setup = step is self._setup
+        records = self._records(is_setup)
+        states = [record.get("state") for record in records if record]
+        if protocol.RANK_STOPPING in states or protocol.RANK_STOPPED in states:
+            return
+        step.id = step.id or next((str(record["step"]) for record in records if record and record.get("step")), None)
+        if step.id is None:
+            step.terminate()  # not started yet: srun takes its request back
+        elif not slurm_commands.scancel(step.id, "TERM"):
+            Signal(self.launch.gang).fire(protocol.GANG_STOP, "cancelled")
+
+    def _end_steps(self) -> None:
+        """Nothing of ours may go on holding nodes: escalate until every srun is gone."""
+        for step in self._steps.values():
+            if step.code is None and step.id is not None:
+                slurm_commands.scancel(step.id)
+            if step.code is None and not self._wait_for(step, KILL_PATIENCE_S if step.id else 0.0):
+                step.terminate()
+                if not self._wait_for(step, KILL_PATIENCE_S):
+                    step.kill()
+                    self._wait_for(step, KILL_PATIENCE_S)
+
+    # --- shared files
+
+    def _arm(self) -> None:
+        for path in (self.launch.alloc, self.launch.setup_done, self.launch.gang):
+            Signal(path).arm()
+        prepare_records(self.launch, self._num_ranks(), is_setup=False)
+        self._beat()
+
+    def _beat(self) -> None:
+        self._beats += 1
+        try:
+            write_in_place(self.launch.heartbeat, b"%d\n" % self._beats)
+        except OSError:
+            pass
+
+    def _num_ranks(self) -> int:
+        return self._job.num_nodes
+
+    def _records(self, is_setup: bool) -> List[Optional[Record]]:
+        return [_quiet_record(self.launch.record(rank, is_setup)) for rank in range(self._num_ranks())]
+
+    def _variables(self, own: Dict[str, str]) -> Dict[str, str]:
+        return {**own, **self._secrets()}
+
+    def _secrets(self) -> Dict[str, str]:
+        path = self._job.secrets_file
+        if path is None:
+            return {}
+        try:
+            with open(path, encoding="utf-8") as file:
+                return environment.checked(json.load(file), path)
+        except (OSError, ValueError) as error:
+            raise UsageError("secrets file %s: %s" % (path, error)) from error
+
+    def _private(self, path: str, text: str) -> str:
+        write_private(path, text.encode("utf-8", "surrogateescape"))
+        return path
+
+    def _say(self, text: str) -> None:
+        try:
+            os.write(1, ("gangrun: %s\n" % text).encode("utf-8", "surrogateescape"))
+        except OSError:
+            pass
+
+
+def gpu_request(slurm_job_id: str, count: int) -> str:
+    """The value of --gpus-per-node; 0 is said, or a step would see all GPUs of the job."""
+    return slurm_commands.gpu_request(slurm_job_id, count)
+
+
+def local_launcher(archive: str) -> List[str]:
+    """The stand-in for srun on a machine without Slurm."""
+    return [sys.executable, "-I", "-S", archive, "local"] if os.path.exists(archive) else [sys.executable, "-m", "executor.local"]
+
+
+def main(body: Any, job: Job) -> int:
+    """Run a driver's body; every error ends in one line and an exit code."""
+    try:
+        with Driver(job) as driver:
+            body(driver)
+    except ExecutorError as error:
+        print("gangrun: %s" % error, file=sys.stderr)
+        return error.exit_code
+    return driver.exit_code
+
+
+def _executor_command(job: Job) -> List[str]:
+    python = job.python or sys.executable or "python3"
+    if job.archive is not None and os.path.exists(job.archive):
+        return [python, "-I", "-S", job.archive]
+    return [python, "-m", "executor.slurm"]
+
+
+def _quiet_record(path: str) -> Optional[Record]:
+    try:
+        return read_record(path)
+    except OSError:
+        return None
+
+
+def _rank_report(rank: int, record: Optional[Record], verdict: Verdict) -> Dict[str, Any]:
+    report: Dict[str, Any] = {key: (record or {}).get(key) for key in ("node", "host", "address", "state", "started", "ended", "why")}
+    index = int(str(report["node"] or "")[len("worker") :] or 0) if str(report["node"] or "").startswith("worker") else 0
+    report.update(rank=rank, exit_code=verdict.codes[rank] if rank < len(verdict.codes) else None)
+    report["log"] = protocol.log_name(rank, index, len(verdict.codes), verdict.state == protocol.FAILED_SETUP)
+    if verdict.first_failed is not None and report["state"] in (protocol.RANK_STOPPED, protocol.RANK_STOPPING):
+        report["why"] = "stopped because rank %d failed" % verdict.first_failed
+    return report
+
+
+def _tail(path: str, lines: int = TAIL_LINES, limit_bytes: int = 8192) -> List[bytes]:
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit_bytes))
+            return file.read().rstrip(b"\n").split(b"\n")[-lines:]
+    except OSError:
+        return []

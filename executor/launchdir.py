@@ -1,0 +1,126 @@
+"""A job's directory on the shared home: its lock, its attempts, its status, its events."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from typing import Any, Dict, List, Optional
+
+from executor import protocol
+from executor.errors import ExecutorError
+from executor.shared import write_atomic
+from executor.verdict import Verdict
+
+LOCK_NAME = "lock"
+
+
+class JobDirectory:
+    """<cluster_home>/.gangrun/<slurm_job_id>/<job_id>/. One driver at a time; a terminal state is never overwritten."""
+
+    def __init__(self, path: str, facts: Dict[str, Any]) -> None:
+        self.path = path
+        self._begun = time.monotonic()
+        self._lock = -1
+        self._launch: Optional[protocol.Launch] = None
+        self._status: Dict[str, Any] = {
+            "version": protocol.VERSION,
+            "job_id": facts["job_id"],
+            "slurm_job_id": facts["slurm_job_id"],
+            "task_name": facts["task_name"],
+            "num_nodes": facts["num_nodes"],
+            "log_dir": facts["log_dir"],
+            "attempt": int(os.environ.get(protocol.SLURM_RESTART_COUNT) or 0),
+            "driver": {"host": socket.gethostname(), "pid": os.getpid()},
+            "state": None,
+            "started": round(time.time(), 3),
+        }
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._begun
+
+    def new_attempt(self) -> protocol.Launch:
+        """Lock the job and make a directory that nobody has used. Raises ExecutorError."""
+        try:
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            self._take_lock()
+            self._remove(protocol.EXIT_CODE_NAME)
+            self._launch = protocol.Launch(self._unused_directory())
+        except OSError as error:
+            raise ExecutorError("cannot write the job's directory %s: %s" % (self.path, error.strerror)) from error
+        return self._launch
+
+    def enter(self, state: str) -> None:
+        """Change the state, unless the job has ended."""
+        if self._status["state"] in protocol.TERMINAL_STATES:
+            return
+        self._status["state"] = state
+        self._status.setdefault("times", {})[state] = round(time.time(), 3)
+        self._publish()
+        self.note("state", state=state)
+
+    def end(self, verdict: Verdict, ranks: List[Dict[str, Any]]) -> None:
+        """Enter the terminal state, with all that is known."""
+        first = None if verdict.first_failed is None else ranks[verdict.first_failed]
+        self._status.update(exit_code=verdict.exit_code, reason=verdict.reason, ranks=ranks, first_failure=first, ended=round(time.time(), 3))
+        for report in ranks:
+            self.note("rank_ended", **report)
+        self.enter(verdict.state)
+        write_atomic(os.path.join(self.path, protocol.EXIT_CODE_NAME), b"%d\n" % verdict.exit_code)
+
+    def note(self, event: str, **fields: Any) -> None:
+        """One line in events.jsonl, the source of every report."""
+        entry = {"time": round(time.time(), 3), "attempt": self._status["attempt"], "event": event, **fields}
+        line = json.dumps(entry).encode() + b"\n"
+        fd = os.open(os.path.join(self.path, protocol.EVENTS_NAME), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, line)
+        finally:
+            os.close(fd)
+
+    def clean(self) -> None:
+        """Take away what only this attempt needed: signals, records, scripts, variables."""
+        if self._launch is None:
+            return
+        for directory, _, names in os.walk(self._launch.directory, topdown=False):
+            for name in names:
+                _quietly(os.unlink, os.path.join(directory, name))
+            _quietly(os.rmdir, directory)
+        os.close(self._lock)
+
+    def _take_lock(self) -> None:
+        path = os.path.join(self.path, LOCK_NAME)
+        self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._lock, 200).decode("utf-8", "replace").strip()
+            raise ExecutorError("another driver of this job is running (%s); its directory is %s" % (holder, self.path)) from None
+        except OSError:
+            pass  # a file system without locks: attempts have directories of their own all the same
+        os.ftruncate(self._lock, 0)
+        os.write(self._lock, ("pid %d on %s\n" % (os.getpid(), socket.gethostname())).encode())
+
+    def _unused_directory(self) -> str:
+        base = os.path.join(self.path, "attempt-%d" % self._status["attempt"])
+        for suffix in ("", *("-%d" % number for number in range(1, 1000))):
+            try:
+                os.mkdir(base + suffix, 0o700)
+            except FileExistsError:
+                continue
+            return base + suffix
+        raise ExecutorError("%s has been used a thousand times" % base)
+
+    def _publish(self) -> None:
+        write_atomic(os.path.join(self.path, protocol.STATUS_NAME), json.dumps(self._status, indent=1).encode() + b"\n")
+
+    def _remove(self, name: str) -> None:
+        _quietly(os.unlink, os.path.join(self.path, name))
+
+
+def _quietly(action: Any, path: str) -> None:
+    try:
+        action(path)
+    except OSError:
+        pass

@@ -1,0 +1,54 @@
+"""The Slurm commands a driver calls, each bounded in time: a controller that is down makes them hang."""
+
+import os
+import re
+import subprocess
+from typing import List, Optional
+
+from executor import protocol
+
+COMMAND_TIMEOUT_S = 10.0
+CONFIGURATION_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
+PROCTRACK = re.compile(r"^\s*ProctrackType\s*=\s*(?:proctrack/)?(\w+)", re.IGNORECASE | re.MULTILINE)
+TYPED_GPU = re.compile(r"gres[:/]gpu:([A-Za-z][\w.-]*)", re.IGNORECASE)
+
+
+def output_of(argv: List[str]) -> Optional[str]:
+    """What a command prints, or None if it is missing, fails or does not answer in time."""
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def proctrack_type() -> str:
+    """`cgroup`, `linuxproc`, `pgid`, or `unknown`: from slurm.conf, which costs nothing, else from scontrol."""
+    for path in (os.environ.get(protocol.SLURM_CONF), *CONFIGURATION_FILES):
+        found = PROCTRACK.search(_content(path)) if path else None
+        if found:
+            return found.group(1).lower()
+    found = PROCTRACK.search(output_of(["scontrol", "show", "config"]) or "")
+    return found.group(1).lower() if found else protocol.UNSPECIFIED_PROCTRACK
+
+
+def gpu_request(slurm_job_id: str, count: int) -> str:
+    """`2`, or `h100:2` where the job holds typed GPUs: Slurm 23.02 refuses an untyped step in a typed job."""
+    if count == 0:
+        return "0"
+    found = TYPED_GPU.search(output_of(["scontrol", "show", "job", slurm_job_id]) or "")
+    return "%s:%d" % (found.group(1), count) if found else str(count)
+
+
+def scancel(step: str, signal_name: Optional[str] = None) -> bool:
+    """Signal or end one step. Plain `scancel JOB.STEP` is an instant KILL."""
+    argv = ["scancel", *(["--signal=" + signal_name] if signal_name else []), step]
+    return output_of(argv) is not None
+
+
+def _content(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,81 @@
+"""From what the ranks recorded to the job's state, its exit code and the rank that failed first. Pure words."""
+
+from typing import List, NamedTuple, Optional, Sequence
+
+from executor import protocol
+from executor.shared import Record
+
+# What srun says when a step did not end by itself (measured on 22.05 and 24.11).
+NODE_FAILURE_WORDS = ("Node failure on", "DUE TO NODE FAILURE")
+CANCEL_WORDS = ("CANCELLED AT", "CANCELLED DUE TO", "DUE TO TIME LIMIT", "DUE TO PREEMPTION")
+
+
+class Verdict(NamedTuple):
+    """How a step ended. `first_failed` is the rank whose failure made the others stop."""
+
+    state: str
+    exit_code: int
+    codes: List[int]
+    first_failed: Optional[int] = None
+    reason: str = ""
+
+
+def judge(records: Sequence[Optional[Record]], srun_code: int, srun_words: str, was_cancelled: bool) -> Verdict:
+    """srun's own code is only a hint: with --kill-on-bad-exit it is never the failing rank's."""
+    codes = [rank_code(record) for record in records]
+    failed = _ranks(records, protocol.RANK_FAILED, protocol.RANK_BROKEN)
+    if failed:
+        return _failed(records, codes, min(failed, key=lambda rank: _ended(records[rank])))
+    if any(word in srun_words for word in NODE_FAILURE_WORDS):
+        return Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, codes, None, _line_with(srun_words, NODE_FAILURE_WORDS))
+    if was_cancelled or any(word in srun_words for word in CANCEL_WORDS):
+        return Verdict(protocol.CANCELLED, protocol.EXIT_TERMINATED, codes, None, _line_with(srun_words, CANCEL_WORDS))
+    silent = [rank for rank, record in enumerate(records) if not _has_ended(record) and _state(record) != protocol.RANK_STOPPING]
+    if silent:
+        rank = silent[0]
+        return Verdict(protocol.FAILED, codes[rank], codes, rank, "%s was killed before it could say why" % describe(records, rank))
+    if _ranks(records, protocol.RANK_STOPPED, protocol.RANK_STOPPING):
+        return Verdict(protocol.CANCELLED, protocol.EXIT_TERMINATED, codes, None, "the step was stopped from outside")
+    return Verdict(protocol.SUCCEEDED, 0, codes)
+
+
+def rank_code(record: Optional[Record]) -> int:
+    """A rank that left no code was killed: nothing else ends an executor without a word."""
+    code = record.get("code") if record else None
+    return code if isinstance(code, int) else protocol.EXIT_KILLED
+
+
+def describe(records: Sequence[Optional[Record]], rank: int) -> str:
+    record = records[rank] or {}
+    return "rank %d on %s" % (rank, record.get("node") or record.get("host") or "an unknown node")
+
+
+def _failed(records: Sequence[Optional[Record]], codes: List[int], rank: int) -> Verdict:
+    who = describe(records, rank)
+    if _state(records[rank]) == protocol.RANK_BROKEN:
+        why = (records[rank] or {}).get("why", "")
+        return Verdict(protocol.FAILED_DRIVER, codes[rank] or protocol.EXIT_INFRASTRUCTURE, codes, rank, "%s could not run the script: %s" % (who, why))
+    return Verdict(protocol.FAILED, codes[rank], codes, rank, "%s failed first (%s)" % (who, protocol.describe_code(codes[rank])))
+
+
+def _ranks(records: Sequence[Optional[Record]], *states: str) -> List[int]:
+    return [rank for rank, record in enumerate(records) if _state(record) in states]
+
+
+def _state(record: Optional[Record]) -> str:
+    return str(record.get("state", "")) if record else ""
+
+
+def _has_ended(record: Optional[Record]) -> bool:
+    return _state(record) in protocol.RANK_ENDED_STATES
+
+
+def _ended(record: Optional[Record]) -> float:
+    return float((record or {}).get("ended") or 0)
+
+
+def _line_with(text: str, words: Sequence[str]) -> str:
+    for line in text.splitlines():
+        if any(word in line for word in words):
+            return line.strip()
+    return ""
