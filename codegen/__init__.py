@@ -2,7 +2,17 @@
 
 from codegen.base import CallOrderError, TaskCodeGen
 from codegen.bundle import Bundle
-from codegen.slurm import SlurmCodeGen, render_driver
+from codegen.slurm import SlurmCodeGen, render_driver, render_sbatch
 from codegen.spec import Job, Resources, SpecError
 
-__all__ = ["Bundle", "CallOrderError", "Job", "Resources", "SlurmCodeGen", "SpecError", "TaskCodeGen", "render_driver"]
+__all__ = [
+    "Bundle",
+    "CallOrderError",
+    "Job",
+    "Resources",
+    "SlurmCodeGen",
+    "SpecError",
+    "TaskCodeGen",
+    "render_driver",
+    "render_sbatch",
+]

@@ -19,16 +19,17 @@ PACKAGED = ("executor", "hostlist", "colorama")
 # Any Python must be able to read this: it may be the one that is too old.
 MAIN = """\
 import sys
-if sys.version_info < %r:
-    sys.stderr.write("gangrun: %%s is Python %%d.%%d; gangrun needs %s or newer on every node\\n" %% (sys.executable, sys.version_info[0], sys.version_info[1]))
-    sys.exit(%d)
+if sys.version_info < OLDEST:
+    sys.stderr.write("gangrun: %s is too old: every node needs Python %d.%d or newer\\n" % ((sys.executable,) + OLDEST))
+    sys.exit(INFRASTRUCTURE)
 if sys.argv[1:2] == ["local"]:
     from executor import local as program
     del sys.argv[1]
 else:
     from executor import slurm as program
 program.run_as_program()
-""" % (protocol.OLDEST_PYTHON, ".".join(map(str, protocol.OLDEST_PYTHON)), protocol.EXIT_INFRASTRUCTURE)
+"""
+MAIN = MAIN.replace("OLDEST", repr(protocol.OLDEST_PYTHON)).replace("INFRASTRUCTURE", str(protocol.EXIT_INFRASTRUCTURE))
 
 
 @lru_cache(maxsize=1)
@@ -68,6 +69,8 @@ def _sources(module: str) -> Iterator[Tuple[str, str]]:
 def _compiled(path: str, name: str) -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         target = os.path.join(directory, "code")
-        py_compile.compile(path, target, dfile=name, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        py_compile.compile(
+            path, target, dfile=name, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+        )
         with open(target, "rb") as file:
             return file.read()

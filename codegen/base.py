@@ -37,7 +37,11 @@ class TaskCodeGen:
         """What runs once on each node before any script. `cluster_ips` are all nodes' addresses, head first."""
         self._enter(SETUP)
         self._fields.update(
-            num_nodes=num_nodes, cluster_ips=tuple(cluster_ips), setup_env_vars=dict(env_vars), log_dir=log_dir, setup=setup_cmd
+            num_nodes=num_nodes,
+            cluster_ips=tuple(cluster_ips),
+            setup_env_vars=dict(env_vars),
+            log_dir=log_dir,
+            setup=setup_cmd,
         )
         self._set_resources(resources)
 
@@ -52,7 +56,13 @@ class TaskCodeGen:
     ) -> None:
         """The script that runs on each node. None or blank: setup only."""
         self._enter(TASK)
-        self._fields.update(num_nodes=num_nodes, run=bash_script, task_name=task_name or "task", env_vars=dict(env_vars or {}), log_dir=log_dir)
+        self._fields.update(
+            num_nodes=num_nodes,
+            run=bash_script,
+            task_name=task_name or "task",
+            env_vars=dict(env_vars or {}),
+            log_dir=log_dir,
+        )
         self._set_resources(resources)
 
     def add_epilogue(self) -> None:

@@ -1,11 +1,11 @@
 """The driver for a Slurm allocation: a background `srun --exclusive` for the run, `srun --overlap` for setup."""
 
-from typing import List, Mapping, Optional
+from typing import List, Mapping, Optional, Sequence
 
 from codegen.base import BUILD, ORDER, TaskCodeGen
 from codegen.bundle import Bundle
 from codegen.render import render
-from codegen.spec import Job, Resources
+from codegen.spec import Job, Resources, SpecError
 from executor import protocol
 
 TEMPLATE = "slurm_driver.py.j2"
@@ -64,13 +64,19 @@ def run_options(job: Job) -> List[str]:
 
 def setup_options(job: Job) -> List[str]:
     """srun's options for the setup step, which shares the nodes that the run step already holds."""
-    return [*_common_options(job, "gangrun-%s-setup" % job.job_id), "--overlap", "--cpus-per-task=%d" % job.resources.cpus, "--mem=0"]
+    return [
+        *_common_options(job, "gangrun-%s-setup" % job.job_id),
+        "--overlap",
+        "--cpus-per-task=%d" % job.resources.cpus,
+        "--mem=0",
+    ]
 
 
 def _common_options(job: Job, name: str) -> List[str]:
-    container = ["--container-name=%s:exec" % job.container_name, "--container-remap-root"] if job.container_name else []
+    container = (
+        ["--container-name=%s:exec" % job.container_name, "--container-remap-root"] if job.container_name else []
+    )
     return [
-        "--jobid=" + job.slurm_job_id,
         "--job-name=" + name,
         "--nodes=%d" % job.num_nodes,
         "--ntasks=%d" % job.num_nodes,
@@ -86,3 +92,34 @@ def _common_options(job: Job, name: str) -> List[str]:
 def _variables(job: Job, own: Mapping[str, str]) -> Mapping[str, str]:
     injected = {protocol.ENV_NUM_GPUS_PER_NODE: str(job.resources.gpus), protocol.ENV_INTERNAL_JOB_ID: job.job_id}
     return {**own, **injected}
+
+
+def render_sbatch(job: Job, driver: str, output: str, extra: Sequence[str] = ()) -> str:
+    """A batch script that asks for the job's nodes and becomes its driver. Raises SpecError.
+
+    `driver` is the driver's path on the shared home, `output` the file for the driver's own output; its directory
+    must exist when the job starts (sbatch(1), --output). `extra` are further sbatch options.
+    """
+    options = [
+        "--job-name=" + job.task_name,
+        "--nodes=%d" % job.num_nodes,
+        "--ntasks-per-node=1",
+        "--cpus-per-task=%d" % job.resources.cpus,
+        "--output=" + output.replace("%", "%%"),
+        "--open-mode=append",
+    ]
+    options += ["--gpus-per-node=%d" % job.resources.gpus] if job.resources.gpus else []
+    return render(
+        "job.sbatch.j2",
+        options=[_directive(o) for o in (*options, *extra)],
+        python=job.python or "python3",
+        driver=driver,
+    )
+
+
+def _directive(option: str) -> str:
+    """An option as a #SBATCH line carries it: one line, quoted where it holds blanks."""
+    if "\n" in option or '"' in option:
+        raise SpecError("sbatch option %r: a line break or a double quote cannot stand in a batch script" % option)
+    name, separator, value = option.partition("=")
+    return '%s%s"%s"' % (name, separator, value) if any(c in value for c in " \t#'\\") else option

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from executor import protocol
+from executor.errors import SpecError
 
 LONGEST_NAME = 200
 
 
-class SpecError(ValueError):
-    """A field of a job description has a value that is not allowed. The text names all three."""
+__all__ = ["Job", "Resources", "SpecError", "checked_variables"]
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one node of the task needs. `gpu_type` is the name that the user gave; Slurm's own type is found at run time."""
+    """What one node of the task needs. `gpu_type` is the user's name for it; Slurm's own is found at run time."""
 
     cpus: int = 1
     gpus: int = 0
@@ -44,16 +44,17 @@ class Resources:
 class Job:
     """One job: a setup and a script for each of `num_nodes` nodes of a Slurm allocation.
 
-    `cluster_ips` are the addresses (or host names) of all nodes of the allocation, head first. `grace_s` is the
+    `slurm_job_id` None and empty `cluster_ips` are filled in where the driver runs, from the allocation it finds
+    itself in; given, the latter are the addresses or host names of all nodes of the cluster, head first. `grace_s` is the
     time from TERM to KILL. `secrets` are variables that are written to a 0600 file only. `launcher` is `srun`, or
-    `local` for a machine without Slurm.
+    `local` for a machine without Slurm. A `one_shot` driver removes itself, its archive and its secrets at the end.
     """
 
-    slurm_job_id: str
     job_id: str
     num_nodes: int
-    cluster_ips: Tuple[str, ...]
     log_dir: str
+    slurm_job_id: Optional[str] = None
+    cluster_ips: Tuple[str, ...] = ()
     run: Optional[str] = None
     setup: Optional[str] = None
     task_name: str = "task"
@@ -68,19 +69,37 @@ class Job:
     grace_s: float = protocol.DEFAULT_GRACE_S
     liveness_timeout_s: float = protocol.DEFAULT_LIVENESS_TIMEOUT_S
     launcher: str = "srun"
+    one_shot: bool = False
 
     def __post_init__(self) -> None:
-        _require(_is_file_name(self.slurm_job_id), "slurm_job_id", self.slurm_job_id, "a job id such as '4711'")
+        known = self.slurm_job_id is None or _is_file_name(self.slurm_job_id)
+        _require(known, "slurm_job_id", self.slurm_job_id, "a job id such as '4711'")
         _require(_is_file_name(self.job_id), "job_id", self.job_id, "letters, digits and . _ - only")
         _require(len(self.cluster_ips) == len(set(self.cluster_ips)), "cluster_ips", self.cluster_ips, "each node once")
-        _require(all(ip and "," not in ip for ip in self.cluster_ips), "cluster_ips", self.cluster_ips, "addresses or host names")
-        nodes = len(self.cluster_ips)
-        _require(1 <= self.num_nodes <= nodes, "num_nodes", self.num_nodes, "1 to %d, the nodes in cluster_ips" % nodes)
+        _require(
+            all(ip and "," not in ip for ip in self.cluster_ips),
+            "cluster_ips",
+            self.cluster_ips,
+            "addresses or host names",
+        )
+        most = len(self.cluster_ips) or self.num_nodes
+        allowed = "1 to %d, the nodes in cluster_ips" % most if self.cluster_ips else "1 or more"
+        _require(1 <= self.num_nodes <= most, "num_nodes", self.num_nodes, allowed)
         _require(bool(self.log_dir) and "\0" not in self.log_dir, "log_dir", self.log_dir, "a directory")
-        _require(0 < len(self.task_name) <= LONGEST_NAME and self.task_name.isprintable(), "task_name", self.task_name, "1 to 200 printable characters")
+        _require(
+            0 < len(self.task_name) <= LONGEST_NAME and self.task_name.isprintable(),
+            "task_name",
+            self.task_name,
+            "1 to 200 printable characters",
+        )
         _require(self.launcher in ("srun", "local"), "launcher", self.launcher, "'srun' or 'local'")
         _require(0 <= self.grace_s < math.inf, "grace_s", self.grace_s, "a number of seconds, 0 or more")
-        _require(0 < self.liveness_timeout_s < math.inf, "liveness_timeout_s", self.liveness_timeout_s, "a number of seconds above 0")
+        _require(
+            0 < self.liveness_timeout_s < math.inf,
+            "liveness_timeout_s",
+            self.liveness_timeout_s,
+            "a number of seconds above 0",
+        )
         for name in ("env_vars", "setup_env_vars", "secrets"):
             object.__setattr__(self, name, checked_variables(getattr(self, name), name))
 
@@ -97,10 +116,21 @@ def checked_variables(variables: Mapping[str, Any], field_name: str) -> Dict[str
     """Variables as strings, each one fit for execve(2). Raises SpecError."""
     for name, value in variables.items():
         where = "%s[%r]" % (field_name, name)
-        _require(isinstance(name, str) and name.isascii() and name.isidentifier(), where, value, "a name of letters, digits and _, not starting with a digit", show=False)
+        _require(
+            isinstance(name, str) and name.isascii() and name.isidentifier(),
+            where,
+            value,
+            "a name of letters, digits and _, not starting with a digit",
+            show=False,
+        )
         _require(isinstance(value, (str, int, float)), where, type(value).__name__, "a string or a number")
         size = len(os.fsencode("%s=%s" % (name, value))) + 1
-        _require(size <= protocol.LONGEST_ENV_BYTES, where, "%d bytes" % size, "at most %d bytes, the kernel's limit" % protocol.LONGEST_ENV_BYTES)
+        _require(
+            size <= protocol.LONGEST_ENV_BYTES,
+            where,
+            "%d bytes" % size,
+            "at most %d bytes, the kernel's limit" % protocol.LONGEST_ENV_BYTES,
+        )
         _require("\0" not in str(value), where, "a NUL byte", "text without NUL")
     return {name: str(value) for name, value in variables.items()}
 
@@ -116,11 +146,14 @@ def _count(name: str, value: Any) -> int:
 
 
 def _is_file_name(text: object) -> bool:
-    return isinstance(text, str) and bool(text) and text[0] != "." and all(c.isascii() and (c.isalnum() or c in "._-+") for c in text)
+    return (
+        isinstance(text, str)
+        and bool(text)
+        and text[0] != "."
+        and all(c.isascii() and (c.isalnum() or c in "._-+") for c in text)
+    )
 
 
 def _require(holds: bool, field_name: str, value: object, allowed: str, show: bool = True) -> None:
     if not holds:
         raise SpecError("%s%s: use %s" % (field_name, "=%r" % (value,) if show else " is not allowed", allowed))
-
-

@@ -16,9 +16,10 @@ from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Ty
 from executor import environment, protocol, slurm_commands
 from executor.errors import ExecutorError, UsageError
 from executor.gang import prepare_records
+from executor.identity import expand_hosts
 from executor.launchdir import JobDirectory
 from executor.loop import Arrival, Loop
-from executor.process import reap, spawn
+from executor.process import reap
 from executor.shared import Record, Signal, read_record, write_in_place, write_private
 from executor.step import Step
 from executor.verdict import Verdict, judge
@@ -50,6 +51,7 @@ class Job(NamedTuple):
     liveness_timeout_s: float = protocol.DEFAULT_LIVENESS_TIMEOUT_S
     python: Optional[str] = None  # on the nodes; default: the interpreter that runs the driver
     archive: Optional[str] = None
+    remove_at_end: Sequence[str] = ()
 
 
 class Ended(Exception):
@@ -161,13 +163,17 @@ class Driver:
 
     # --- the end
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> bool:
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> bool:
         verdict = self._verdict_of(error)
         try:
             self._end_steps()
             self._finish(verdict)
         finally:
             self._directory.clean()
+            for path in self._job.remove_at_end:
+                _remove(path)
         return kind is None or isinstance(error, (Ended, Cancelled, ExecutorError, OSError, KeyboardInterrupt))
 
     def _verdict_of(self, error: Optional[BaseException]) -> Verdict:
@@ -264,7 +270,11 @@ class Driver:
         if broken.state == protocol.FAILED_DRIVER:
             raise Ended(broken)
         words = run.words.strip() or "srun ended with code %s and said nothing" % run.code
-        raise Ended(Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, "the run step could not start: " + words))
+        raise Ended(
+            Verdict(
+                protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, "the run step could not start: " + words
+            )
+        )
 
     def _on_signal(self, arrival: Arrival) -> None:
         if arrival.number == signal.SIGCHLD:
@@ -361,6 +371,21 @@ class Driver:
             pass
 
 
+def this_slurm_job() -> str:
+    """The job that this process runs in. Exits where there is none."""
+    job_id = os.environ.get(protocol.SLURM_JOB_ID)
+    if not job_id:
+        sys.exit(
+            "gangrun: %s is not set: run this driver inside an allocation (sbatch, salloc)" % protocol.SLURM_JOB_ID
+        )
+    return job_id
+
+
+def nodes_of_this_job() -> List[str]:
+    """The names of the allocation's nodes, in Slurm's order: the first is the head."""
+    return expand_hosts(os.environ.get(protocol.SLURM_JOB_NODELIST, ""), protocol.SLURM_JOB_NODELIST)
+
+
 def gpu_request(slurm_job_id: str, count: int) -> str:
     """The value of --gpus-per-node; 0 is said, or a step would see all GPUs of the job."""
     return slurm_commands.gpu_request(slurm_job_id, count)
@@ -368,7 +393,11 @@ def gpu_request(slurm_job_id: str, count: int) -> str:
 
 def local_launcher(archive: str) -> List[str]:
     """The stand-in for srun on a machine without Slurm."""
-    return [sys.executable, "-I", "-S", archive, "local"] if os.path.exists(archive) else [sys.executable, "-m", "executor.local"]
+    return (
+        [sys.executable, "-I", "-S", archive, "local"]
+        if os.path.exists(archive)
+        else [sys.executable, "-m", "executor.local"]
+    )
 
 
 def main(body: Any, job: Job) -> int:
@@ -389,6 +418,13 @@ def _executor_command(job: Job) -> List[str]:
     return [python, "-m", "executor.slurm"]
 
 
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
 def _quiet_record(path: str) -> Optional[Record]:
     try:
         return read_record(path)
@@ -397,8 +433,12 @@ def _quiet_record(path: str) -> Optional[Record]:
 
 
 def _rank_report(rank: int, record: Optional[Record], verdict: Verdict) -> Dict[str, Any]:
-    report: Dict[str, Any] = {key: (record or {}).get(key) for key in ("node", "host", "address", "state", "started", "ended", "why")}
-    index = int(str(report["node"] or "")[len("worker") :] or 0) if str(report["node"] or "").startswith("worker") else 0
+    report: Dict[str, Any] = {
+        key: (record or {}).get(key) for key in ("node", "host", "address", "state", "started", "ended", "why")
+    }
+    index = (
+        int(str(report["node"] or "")[len("worker") :] or 0) if str(report["node"] or "").startswith("worker") else 0
+    )
     report.update(rank=rank, exit_code=verdict.codes[rank] if rank < len(verdict.codes) else None)
     report["log"] = protocol.log_name(rank, index, len(verdict.codes), verdict.state == protocol.FAILED_SETUP)
     if verdict.first_failed is not None and report["state"] in (protocol.RANK_STOPPED, protocol.RANK_STOPPING):

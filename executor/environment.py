@@ -9,8 +9,14 @@ from executor.errors import UsageError
 # What describes one step or one task. A nested srun would take these for its own options and be
 # confined to the executor's step (https://slurm.schedmd.com/srun.html#SECTION_INPUT-ENVIRONMENT-VARIABLES).
 STEP_PREFIXES = (
-    "SRUN_", "SLURM_STEP", "SLURM_SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU_BIND", "SLURM_JOB_CPUS_PER_NODE_PACK",
-)  # fmt: skip
+    "SRUN_",
+    "SLURM_STEP",
+    "SLURM_SRUN_",
+    "SLURM_CPU_BIND",
+    "SLURM_MEM_BIND",
+    "SLURM_GPU_BIND",
+    "SLURM_JOB_CPUS_PER_NODE_PACK",
+)
 STEP_NAMES = frozenset(
     "SLURM_" + name
     for name in (
@@ -20,7 +26,10 @@ STEP_NAMES = frozenset(
         "NTASKS_PER_SOCKET OOM_KILL_STEP HOSTFILE IMMEDIATE WORKING_DIR"
     ).split()
 )
-JOB_SCOPED_COPIES = ((protocol.SLURM_NODELIST, protocol.SLURM_JOB_NODELIST), (protocol.SLURM_NNODES, protocol.SLURM_JOB_NUM_NODES))
+JOB_SCOPED_COPIES = (
+    (protocol.SLURM_NODELIST, protocol.SLURM_JOB_NODELIST),
+    (protocol.SLURM_NNODES, protocol.SLURM_JOB_NUM_NODES),
+)
 
 
 def without_step(environ: Mapping[str, str]) -> Dict[str, str]:
@@ -43,7 +52,9 @@ def checked(values: Mapping[str, object], source: str) -> Dict[str, str]:
 
 def checked_value(name: str, value: object, source: str) -> str:
     if not (name.isascii() and name.isidentifier()):
-        raise UsageError("%s: variable name %r is not allowed: use letters, digits and _, not starting with a digit" % (source, name))
+        raise UsageError(
+            "%s: variable name %r is not allowed: use letters, digits and _, not starting with a digit" % (source, name)
+        )
     if not isinstance(value, (str, int, float)):
         raise UsageError("%s: value of %s is %s: use a string or a number" % (source, name, type(value).__name__))
     text = str(value)

@@ -13,3 +13,7 @@ class UsageError(ExecutorError):
     """A flag or a value that was given is not usable; nothing was started."""
 
     exit_code = protocol.EXIT_USAGE
+
+
+class SpecError(UsageError, ValueError):
+    """A field of a job description has a value that is not allowed. The text names the field, the value, what is."""

@@ -56,7 +56,9 @@ class Patience:
 class Gang:
     """The files of one attempt, seen from one rank. Without a directory it is a gang of strangers: no barrier."""
 
-    def __init__(self, me: Identity, launch: Optional[protocol.Launch], is_setup: bool, liveness_timeout_s: float) -> None:
+    def __init__(
+        self, me: Identity, launch: Optional[protocol.Launch], is_setup: bool, liveness_timeout_s: float
+    ) -> None:
         self.me = me
         self.launch = launch
         self.liveness_timeout_s = liveness_timeout_s
@@ -101,7 +103,11 @@ class Gang:
         if self._signal is None:
             return None
         said: Optional[Tuple[str, str]] = self._patience.ask(self._signal.read)
-        return said if said is not None and said[0] in (protocol.GANG_DONE, protocol.GANG_FAILED, protocol.GANG_STOP) else None
+        return (
+            said
+            if said is not None and said[0] in (protocol.GANG_DONE, protocol.GANG_FAILED, protocol.GANG_STOP)
+            else None
+        )
 
     def addresses(self) -> Optional[List[str]]:
         """The address of each rank by its own word, or None while one has not spoken."""
@@ -160,7 +166,10 @@ class Barrier:
             return self._gang.order() is not None or self._all_done() or self._a_peer_is_silent()
         except OSError as error:
             limit_s = protocol.FILE_SYSTEM_PATIENCE_S
-            say(self._me, "the shared file system failed for %.0f s (%s); not waiting for the other ranks" % (limit_s, error))
+            say(
+                self._me,
+                "the shared file system failed for %.0f s (%s); not waiting for the other ranks" % (limit_s, error),
+            )
             return True
 
     def _all_done(self) -> bool:
@@ -183,7 +192,9 @@ class Barrier:
         for rank in self._open if self._me.rank == 0 else [0]:
             record = self._gang._peer(rank)
             watch = self._watches.setdefault(rank, Watch(limit_s))
-            if (record is None or record["state"] not in protocol.RANK_ENDED_STATES) and watch.is_silent(record and record["beat"]):
+            if (record is None or record["state"] not in protocol.RANK_ENDED_STATES) and watch.is_silent(
+                record and record["beat"]
+            ):
                 say(self._me, "rank %d has not been heard of for %.0f s; not waiting for it" % (rank, watch.silent_s))
                 if self._me.rank == 0:
                     self._gang._fire(protocol.GANG_DONE)
@@ -196,4 +207,3 @@ def prepare_records(launch: protocol.Launch, num_ranks: int, is_setup: bool) -> 
     os.makedirs(launch.records(is_setup), mode=0o700, exist_ok=True)
     for rank in range(num_ranks):
         os.close(os.open(launch.record(rank, is_setup), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-

@@ -81,7 +81,9 @@ def expand_hosts(text: str, name: str = "host list") -> List[str]:
     return hosts
 
 
-def node_ips(me: Identity, cluster_ips: Sequence[str], hosts_by_rank: Sequence[str], lookup: Optional[Resolver] = None) -> List[str]:
+def node_ips(
+    me: Identity, cluster_ips: Sequence[str], hosts_by_rank: Sequence[str], lookup: Optional[Resolver] = None
+) -> List[str]:
     """The address of every rank, in rank order; an entry of the cluster's list where one is meant."""
     lookup = lookup or address_of
     known = {normal(entry): entry for entry in cluster_ips}
@@ -91,7 +93,9 @@ def node_ips(me: Identity, cluster_ips: Sequence[str], hosts_by_rank: Sequence[s
 def _peer_address(host: str, known: Dict[str, str], lookup: Resolver) -> str:
     address = lookup(host)
     if address is None:
-        raise ExecutorError("no address for host %r of %s: the name does not resolve here" % (host, protocol.SLURM_STEP_NODELIST))
+        raise ExecutorError(
+            "no address for host %r of %s: the name does not resolve here" % (host, protocol.SLURM_STEP_NODELIST)
+        )
     return known.get(address, address)
 
 
@@ -123,7 +127,9 @@ def _find_node(
     return _place_in_job(environ, here, cluster_ips, (own_name, by_name, own, by_node_name))
 
 
-def _place_in_job(environ: Environ, here: str, cluster_ips: Sequence[str], tried: Tuple[object, ...]) -> Tuple[int, str, str]:
+def _place_in_job(
+    environ: Environ, here: str, cluster_ips: Sequence[str], tried: Tuple[object, ...]
+) -> Tuple[int, str, str]:
     """Last resort: the list follows the job's node list, as `scontrol show hostnames` prints it."""
     job_hosts = expand_hosts(environ[protocol.SLURM_JOB_NODELIST]) if environ.get(protocol.SLURM_JOB_NODELIST) else []
     if here in job_hosts and len(job_hosts) == len(cluster_ips):

@@ -50,5 +50,3 @@ def _read(path: str) -> str:
             return file.read()
     except OSError:
         return ""
-
-

@@ -63,7 +63,13 @@ class JobDirectory:
     def end(self, verdict: Verdict, ranks: List[Dict[str, Any]]) -> None:
         """Enter the terminal state, with all that is known."""
         first = None if verdict.first_failed is None else ranks[verdict.first_failed]
-        self._status.update(exit_code=verdict.exit_code, reason=verdict.reason, ranks=ranks, first_failure=first, ended=round(time.time(), 3))
+        self._status.update(
+            exit_code=verdict.exit_code,
+            reason=verdict.reason,
+            ranks=ranks,
+            first_failure=first,
+            ended=round(time.time(), 3),
+        )
         for report in ranks:
             self.note("rank_ended", **report)
         self.enter(verdict.state)
@@ -73,7 +79,9 @@ class JobDirectory:
         """One line in events.jsonl, the source of every report."""
         entry = {"time": round(time.time(), 3), "attempt": self._status["attempt"], "event": event, **fields}
         line = json.dumps(entry).encode() + b"\n"
-        fd = os.open(os.path.join(self.path, protocol.EVENTS_NAME), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = os.open(
+            os.path.join(self.path, protocol.EVENTS_NAME), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
         try:
             os.write(fd, line)
         finally:
@@ -96,7 +104,9 @@ class JobDirectory:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(self._lock, 200).decode("utf-8", "replace").strip()
-            raise ExecutorError("another driver of this job is running (%s); its directory is %s" % (holder, self.path)) from None
+            raise ExecutorError(
+                "another driver of this job is running (%s); its directory is %s" % (holder, self.path)
+            ) from None
         except OSError:
             pass  # a file system without locks: attempts have directories of their own all the same
         os.ftruncate(self._lock, 0)

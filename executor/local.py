@@ -94,7 +94,9 @@ class Local:
         _kill_group(pid, signal.SIGKILL)
         self._code = max(self._code, code)
         if code:
-            os.write(2, b"local: error: %s: task %d: Exited with exit code %d\n" % (node_address(rank).encode(), rank, code))
+            os.write(
+                2, b"local: error: %s: task %d: Exited with exit code %d\n" % (node_address(rank).encode(), rank, code)
+            )
             if self._kill_on_bad_exit:
                 self._end_all(signal.SIGTERM)
         self._stop_if_over()

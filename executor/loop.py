@@ -84,7 +84,7 @@ class Loop:
 
     def cancel(self, timer: Optional[Timer]) -> None:
         if timer in self._timers:
-            self._timers.remove(timer)  # type: ignore[arg-type]
+            self._timers.remove(timer)
 
     def stop(self, result: Any = None) -> None:
         self._result = result

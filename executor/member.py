@@ -41,7 +41,9 @@ class Member:
         self._loop = Loop(self._on_signal)
         self._loop.take_signals()
         if gang.launch is not None:
-            self._loop.every(protocol.BEAT_FIRST_S, min(protocol.BEAT_LONGEST_S, options.liveness_timeout_s / 4), gang.beat)
+            self._loop.every(
+                protocol.BEAT_FIRST_S, min(protocol.BEAT_LONGEST_S, options.liveness_timeout_s / 4), gang.beat
+            )
 
     # --- waiting
 
@@ -62,7 +64,11 @@ class Member:
         try:
             self._wait_until(look)
         except OSError as error:
-            raise Leave(protocol.EXIT_INFRASTRUCTURE, protocol.RANK_BROKEN, "cannot read %s: %s" % (setup_done.path, error.strerror)) from error
+            raise Leave(
+                protocol.EXIT_INFRASTRUCTURE,
+                protocol.RANK_BROKEN,
+                "cannot read %s: %s" % (setup_done.path, error.strerror),
+            ) from error
 
     @property
     def can_gather(self) -> bool:
@@ -128,7 +134,9 @@ class Member:
         self._gang.tell(state=protocol.RANK_RUNNING, started=round(time.time(), 3))
         adopt_orphans()
         self._framer = Framer(self._prefix(script.pid))
-        log_name = protocol.log_name(self._me.rank, self._me.node_index, self._options.cluster_num_nodes, self._options.is_setup)
+        log_name = protocol.log_name(
+            self._me.rank, self._me.node_index, self._options.cluster_num_nodes, self._options.is_setup
+        )
         self._log = Log(os.path.join(self._options.log_dir, log_name), lambda text: say(self._me, text))
         watch = self._loop.every(ORDER_FIRST_S, ORDER_LONGEST_S, self._obey)
         code: int = self._loop.run()
@@ -234,7 +242,11 @@ class Member:
         if self._is_in_barrier:
             self._loop.stop(True)  # the script has ended; its code stands
             return
-        raise Leave(protocol.exit_code_of_signal(number), protocol.RANK_STOPPED, "stopped by signal %d before the script began" % number)
+        raise Leave(
+            protocol.exit_code_of_signal(number),
+            protocol.RANK_STOPPED,
+            "stopped by signal %d before the script began" % number,
+        )
 
     def _was_delivered_by_slurm(self, arrival: Arrival) -> bool:
         """With proctrack/linuxproc slurmstepd, our parent, has signalled every descendant itself."""
@@ -254,7 +266,11 @@ class Member:
         if not was_delivered:
             self._script.send(number)
         self._gang.tell(state=protocol.RANK_STOPPING)
-        self._loop.after(self._options.grace_s, lambda: self._script and self._script.send(signal.SIGKILL))
+        self._loop.after(self._options.grace_s, self._kill)
+
+    def _kill(self) -> None:
+        assert self._script is not None
+        self._script.send(signal.SIGKILL)
 
     def _on_child_end(self) -> None:
         for pid, code in reap():

@@ -63,7 +63,16 @@ class Options(NamedTuple):
 
 
 FLAGS = tuple("--" + name.replace("_", "-") for name in Options._fields)
-PATHS = ("log_dir", "script_path", "env_file", "workdir", "cluster_home_dir", "alloc_signal_file", "setup_done_signal_file", "launch_dir")
+PATHS = (
+    "log_dir",
+    "script_path",
+    "env_file",
+    "workdir",
+    "cluster_home_dir",
+    "alloc_signal_file",
+    "setup_done_signal_file",
+    "launch_dir",
+)
 
 
 def parse(argv: List[str]) -> Options:
@@ -73,7 +82,9 @@ def parse(argv: List[str]) -> Options:
         if not raw.get(flag):
             raise UsageError("%s is required" % flag)
     if ("--script" in raw) == ("--script-path" in raw):
-        raise UsageError("give one of --script and --script-path, not %s" % ("both" if "--script" in raw else "neither"))
+        raise UsageError(
+            "give one of --script and --script-path, not %s" % ("both" if "--script" in raw else "neither")
+        )
     values: Dict[str, object] = {flag[2:].replace("-", "_"): value for flag, value in raw.items()}
     for name in PATHS:
         if name in values:

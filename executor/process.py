@@ -17,13 +17,18 @@ SHELLS = ("bash", "sh")
 # `conda` and `module` are functions that interactive shells get from rc files. Here they are loaded at
 # their first use, and only where the site's own environment has not brought them. One line, put before the
 # script's first line, so that line numbers in bash's messages stay right.
-PRELUDE = (
-    b'_gangrun_load() { local f; for f in "$@"; do [ -r "$f" ] && . "$f" && return; done; return 1; }; '
-    b"type -t module >/dev/null || { module() { unset -f module; _gangrun_load /etc/profile.d/{modules,lmod,z00_lmod,00-modulepath,zz_modules}.sh "
-    b'/usr/share/{lmod/lmod,modules}/init/bash; module "$@"; }; }; '
-    b'[ "$(type -t conda)" = function ] || { conda() { unset -f conda; '
-    b'_gangrun_load "${CONDA_EXE%/bin/conda}/etc/profile.d/conda.sh" {"$(dirname "$(dirname "$(type -P conda || echo /x/x)")")",~/miniconda3,~/anaconda3,~/miniforge3,'
-    b'~/mambaforge,/opt/conda,/opt/miniconda3,/opt/miniforge3}/etc/profile.d/conda.sh; conda "$@"; }; }; '
+PRELUDE = b" ".join(
+    (
+        b'_gangrun_load() { local f; for f in "$@"; do [ -r "$f" ] && . "$f" && return; done; return 1; };',
+        b"type -t module >/dev/null || { module() { unset -f module;",
+        b"_gangrun_load /etc/profile.d/{modules,lmod,z00_lmod,00-modulepath,zz_modules}.sh",
+        b'/usr/share/{lmod/lmod,modules}/init/bash; module "$@"; }; };',
+        b'[ "$(type -t conda)" = function ] || { conda() { unset -f conda; local f="$(type -P conda)";',
+        b'_gangrun_load "${CONDA_EXE%/bin/conda}/etc/profile.d/conda.sh" "${f%/*/conda}/etc/profile.d/conda.sh"',
+        b"{~/{miniconda3,anaconda3,miniforge3,mambaforge},/opt/{conda,miniconda3,miniforge3}}/etc/profile.d/conda.sh;",
+        b'conda "$@"; }; };',
+        b"",
+    )
 )
 NO_MORE = 0
 
@@ -59,17 +64,23 @@ def _shebang_options(line: str) -> List[str]:
     if words and os.path.basename(words[0]) == "env":
         words = [word for word in words[1:] if word != "-S"]
     if not words or os.path.basename(words[0]) not in SHELLS:
-        raise UsageError("the script begins with %r, but scripts run under bash: call the program from a bash script" % line)
+        raise UsageError(
+            "the script begins with %r, but scripts run under bash: call the program from a bash script" % line
+        )
     return words[1:]
 
 
-def spawn(argv: List[str], environ: Mapping[str, str], stdout: Optional[int] = None, stderr: Optional[int] = None) -> int:
+def spawn(
+    argv: List[str], environ: Mapping[str, str], stdout: Optional[int] = None, stderr: Optional[int] = None
+) -> int:
     """Start a program in a session of its own, with no input and no signal blocked; returns its pid."""
     actions: List[Tuple[int, ...]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]  # type: ignore[list-item]
     actions += [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in ((1, stdout), (2, stderr)) if fd is not None]
     ignored_by_python = [signal.SIGPIPE, signal.SIGXFSZ]
     try:
-        return os.posix_spawnp(argv[0], argv, environ, file_actions=actions, setsid=True, setsigmask=[], setsigdef=ignored_by_python)
+        return os.posix_spawnp(
+            argv[0], argv, environ, file_actions=actions, setsid=True, setsigmask=[], setsigdef=ignored_by_python
+        )
     except OSError as error:
         raise ExecutorError("cannot start %s: %s" % (argv[0], error.strerror)) from error
 
@@ -112,7 +123,7 @@ class Script:
 
 def reap() -> List[Tuple[int, int]]:
     """(pid, exit code) of every child that has ended."""
-    ended = []
+    ended: List[Tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -128,7 +139,7 @@ def adopt_orphans() -> bool:
     try:
         import ctypes
 
-        return ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        return bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (ImportError, OSError, AttributeError):
         return False
 

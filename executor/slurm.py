@@ -53,7 +53,8 @@ def run(options: Options) -> int:
             member.wait_in_barrier()
             _tidy(options, gang)
     except Leave as leave:
-        say(me, leave.reason)
+        if leave.state == protocol.RANK_BROKEN or not options.launch_dir:
+            say(me, leave.reason)  # the driver has told the rest itself
         gang.end(leave.state, leave.code, leave.reason)
         code = leave.code
     except UsageError as error:
@@ -69,12 +70,19 @@ def _join(options: Options, me: identity.Identity) -> Gang:
     gang = Gang(me, launch, options.is_setup, options.liveness_timeout_s)
     try:
         if options.launch_dir and not os.path.isdir(options.launch_dir):
-            raise ExecutorError("the driver's directory %s is not visible on %s: is it on a shared file system?" % (options.launch_dir, me.host))
+            raise ExecutorError(
+                "the driver's directory %s is not visible on %s: is it on a shared file system?"
+                % (options.launch_dir, me.host)
+            )
         gang.join()
     except OSError as error:
         if options.launch_dir:
             raise ExecutorError("cannot write %s on %s: %s" % (options.launch_dir, me.host, error.strerror)) from error
-        say(me, "cannot write %s (%s): the ranks will not wait for each other" % (launch and launch.directory, error.strerror))
+        say(
+            me,
+            "cannot write %s (%s): the ranks will not wait for each other"
+            % (launch and launch.directory, error.strerror),
+        )
         gang = Gang(me, None, options.is_setup, options.liveness_timeout_s)
     return gang
 
@@ -177,7 +185,12 @@ def _leave_word(options: Optional[Options], reason: str, code: int) -> None:
     rank = os.environ.get(protocol.SLURM_PROCID, "")
     if options is None or not options.launch_dir or not rank.isdigit():
         return
-    record = {"state": protocol.RANK_BROKEN, "host": os.environ.get(protocol.SLURMD_NODENAME, ""), "code": code, "why": reason[:160]}
+    record = {
+        "state": protocol.RANK_BROKEN,
+        "host": os.environ.get(protocol.SLURMD_NODENAME, ""),
+        "code": code,
+        "why": reason[:160],
+    }
     try:
         write_record(protocol.Launch(options.launch_dir).record(int(rank), options.is_setup), record)
     except OSError:

@@ -10,7 +10,10 @@ from executor.process import spawn
 
 WORDS_BYTES = 16384
 # The driver's summary says these better.
-NOISE = re.compile(rb"task\S* \S+ (Exited with exit code|Terminated|Killed|running)|step creation (temporarily|still) disabled|Step created for|launch/slurm|Force Terminated")
+NOISE = re.compile(
+    rb"tasks? \S+: (Exited with exit code|Terminated|Killed|running)|step creation (temporarily|still) disabled"
+    rb"|Step created for|launch/slurm|Force Terminated|\*\*\* STEP \S+ ON \S+ CANCELLED AT"
+)
 
 
 class Step:

@@ -22,27 +22,42 @@ class Verdict(NamedTuple):
 
 def judge(records: Sequence[Optional[Record]], srun_code: int, srun_words: str, was_cancelled: bool) -> Verdict:
     """srun's own code is only a hint: with --kill-on-bad-exit it is never the failing rank's."""
-    codes = [rank_code(record) for record in records]
     failed = _ranks(records, protocol.RANK_FAILED, protocol.RANK_BROKEN)
+    codes = [rank_code(record, was_stopped=bool(failed) or was_cancelled) for record in records]
     if failed:
         return _failed(records, codes, min(failed, key=lambda rank: _ended(records[rank])))
     if any(word in srun_words for word in NODE_FAILURE_WORDS):
-        return Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, codes, None, _line_with(srun_words, NODE_FAILURE_WORDS))
+        return Verdict(
+            protocol.FAILED_DRIVER,
+            protocol.EXIT_INFRASTRUCTURE,
+            codes,
+            None,
+            _line_with(srun_words, NODE_FAILURE_WORDS),
+        )
     if was_cancelled or any(word in srun_words for word in CANCEL_WORDS):
         return Verdict(protocol.CANCELLED, protocol.EXIT_TERMINATED, codes, None, _line_with(srun_words, CANCEL_WORDS))
-    silent = [rank for rank, record in enumerate(records) if not _has_ended(record) and _state(record) != protocol.RANK_STOPPING]
+    silent = [
+        rank
+        for rank, record in enumerate(records)
+        if not _has_ended(record) and _state(record) != protocol.RANK_STOPPING
+    ]
     if silent:
         rank = silent[0]
-        return Verdict(protocol.FAILED, codes[rank], codes, rank, "%s was killed before it could say why" % describe(records, rank))
+        return Verdict(
+            protocol.FAILED, codes[rank], codes, rank, "%s was killed before it could say why" % describe(records, rank)
+        )
     if _ranks(records, protocol.RANK_STOPPED, protocol.RANK_STOPPING):
         return Verdict(protocol.CANCELLED, protocol.EXIT_TERMINATED, codes, None, "the step was stopped from outside")
     return Verdict(protocol.SUCCEEDED, 0, codes)
 
 
-def rank_code(record: Optional[Record]) -> int:
-    """A rank that left no code was killed: nothing else ends an executor without a word."""
+def rank_code(record: Optional[Record], was_stopped: bool) -> int:
+    """A rank that left no code was killed; one that had not begun when all were stopped died of that TERM."""
     code = record.get("code") if record else None
-    return code if isinstance(code, int) else protocol.EXIT_KILLED
+    if isinstance(code, int):
+        return code
+    had_begun = _state(record) in (protocol.RANK_RUNNING, protocol.RANK_STOPPING)
+    return protocol.EXIT_TERMINATED if was_stopped and not had_begun else protocol.EXIT_KILLED
 
 
 def describe(records: Sequence[Optional[Record]], rank: int) -> str:
@@ -54,8 +69,16 @@ def _failed(records: Sequence[Optional[Record]], codes: List[int], rank: int) ->
     who = describe(records, rank)
     if _state(records[rank]) == protocol.RANK_BROKEN:
         why = (records[rank] or {}).get("why", "")
-        return Verdict(protocol.FAILED_DRIVER, codes[rank] or protocol.EXIT_INFRASTRUCTURE, codes, rank, "%s could not run the script: %s" % (who, why))
-    return Verdict(protocol.FAILED, codes[rank], codes, rank, "%s failed first (%s)" % (who, protocol.describe_code(codes[rank])))
+        return Verdict(
+            protocol.FAILED_DRIVER,
+            codes[rank] or protocol.EXIT_INFRASTRUCTURE,
+            codes,
+            rank,
+            "%s could not run the script: %s" % (who, why),
+        )
+    return Verdict(
+        protocol.FAILED, codes[rank], codes, rank, "%s failed first (%s)" % (who, protocol.describe_code(codes[rank]))
+    )
 
 
 def _ranks(records: Sequence[Optional[Record]], *states: str) -> List[int]:

@@ -1,0 +1,33 @@
+# `make demo` sets up everything and runs a three-node gang; `make test` passes the tests. Both need git, python3, make.
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 4
+READY := $(VENV)/ready
+
+.PHONY: demo test test-all lint bench setup clean
+demo: $(READY)
+	$(VENV)/bin/python -m tests.demo
+
+test: $(READY)
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS) -m "not slow"
+
+test-all: $(READY)
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS)
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: $(READY)
+	$(VENV)/bin/python -m benchmarks
+
+setup: $(READY)
+
+# apt packages (as root on Debian) and a virtual environment with everything; again whenever these files change.
+$(READY): pyproject.toml .ci/setup
+	sh .ci/setup "$(PYTHON)" "$(VENV)"
+	touch $@
+
+clean:
+	rm -rf $(VENV)

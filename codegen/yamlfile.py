@@ -1,0 +1,80 @@
+"""Reads a YAML mapping so that every complaint can name the file and the line."""
+
+from typing import Any, Dict, Mapping, NamedTuple, NoReturn, Sequence
+
+import yaml
+
+from codegen.spec import SpecError
+
+
+class YamlMapping(NamedTuple):
+    """A mapping from a file, with the line of each of its keys."""
+
+    path: str
+    name: str  # what it is, for messages: "task", "resources"
+    values: Mapping[str, Any]
+    lines: Mapping[str, int]
+    nested: Mapping[str, "YamlMapping"]
+
+    def allow(self, keys: Sequence[str]) -> None:
+        """Raises SpecError for the first key that is not one of these."""
+        for key in self.values:
+            if key not in keys:
+                self.fail(key, "unknown key %r in %s; allowed are %s" % (key, self.name, ", ".join(keys)))
+
+    def get(self, key: str, kinds: Any, allowed: str, default: Any = None) -> Any:
+        """The value of a key. Raises SpecError unless it is of one of these types."""
+        value = self.values.get(key, default)
+        if value is default:
+            return default
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+            self.fail(key, "%s=%r: use %s" % (key, value, allowed))
+        return value
+
+    def fail(self, key: str, message: str) -> NoReturn:
+        raise SpecError("%s:%d: %s" % (self.path, self.lines.get(key, 1), message))
+
+
+def read(path: str, name: str) -> YamlMapping:
+    """The mapping in a file. Raises SpecError for what cannot be read, parsed, or is no mapping."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError("%s: %s" % (path, getattr(error, "strerror", None) or error)) from error
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise SpecError(_syntax_error(path, error)) from error
+    if not isinstance(node, yaml.MappingNode):
+        raise SpecError("%s:1: a %s file is a mapping of keys to values" % (path, name))
+    return _mapping(path, name, node)
+
+
+def _mapping(path: str, name: str, node: yaml.MappingNode) -> YamlMapping:
+    values: Dict[str, Any] = {}
+    lines: Dict[str, int] = {}
+    nested: Dict[str, YamlMapping] = {}
+    for key_node, value_node in node.value:
+        key, line = str(key_node.value), key_node.start_mark.line + 1
+        if key in lines:
+            raise SpecError("%s:%d: key %r stands here again (first in line %d)" % (path, line, key, lines[key]))
+        lines[key] = line
+        values[key] = _value(value_node)
+        if isinstance(value_node, yaml.MappingNode):
+            nested[key] = _mapping(path, key, value_node)
+    return YamlMapping(path, name, values, lines, nested)
+
+
+def _value(node: yaml.Node) -> Any:
+    loader = yaml.SafeLoader("")
+    try:
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _syntax_error(path: str, error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    line = mark.line + 1 if mark else 1
+    return "%s:%d: not valid YAML: %s" % (path, line, getattr(error, "problem", None) or error)

@@ -1,0 +1,5 @@
+"""`python -m gangrun` is `gangrun`."""
+
+from gangrun.cli import main
+
+main()

@@ -1,0 +1,92 @@
+"""`gangrun run`: a task on this machine's allocation, or on this machine alone."""
+
+import os
+import shutil
+import sys
+from typing import NamedTuple, NoReturn, Optional, Tuple
+
+from codegen import Bundle, Job, SpecError, render_driver
+from executor import protocol
+from executor.identity import expand_hosts
+from executor.local import node_address
+from gangrun.task import Task
+
+LOCAL_JOB = "local"
+
+
+class Place(NamedTuple):
+    """Where a task can run now: the nodes of this allocation, or this machine."""
+
+    slurm_job_id: str
+    hosts: Tuple[str, ...]
+    launcher: str
+
+    @classmethod
+    def find(cls, num_nodes: int) -> "Place":
+        """Raises SpecError where there is Slurm but no allocation: a login node is no place for a job."""
+        job_id, nodes = os.environ.get(protocol.SLURM_JOB_ID), os.environ.get(protocol.SLURM_JOB_NODELIST)
+        if job_id and nodes and shutil.which("srun"):
+            return cls(job_id, tuple(expand_hosts(nodes, protocol.SLURM_JOB_NODELIST)), "srun")
+        if shutil.which("srun"):
+            raise SpecError(
+                "there is Slurm here but no allocation (%s is not set): run this inside salloc or sbatch"
+                % protocol.SLURM_JOB_ID
+            )
+        return cls(LOCAL_JOB, tuple(node_address(index) for index in range(num_nodes)), "local")
+
+
+def run(task: Task, log_dir: Optional[str], grace_s: float) -> NoReturn:
+    """Become the driver of this task; the process ends with the job's exit code. Raises SpecError."""
+    place = Place.find(task.num_nodes)
+    if place.launcher == "local":
+        print(
+            "gangrun: no srun here, so the embedded local launcher runs %d node(s) as process groups on this machine"
+            % task.num_nodes,
+            file=sys.stderr,
+        )
+    directory = _new_directory(place)
+    job = Job(
+        slurm_job_id=place.slurm_job_id,
+        job_id=os.path.basename(directory),
+        num_nodes=task.num_nodes,
+        cluster_ips=place.hosts,
+        log_dir=os.path.abspath(os.path.expanduser(log_dir)) if log_dir else os.path.join(directory, "logs"),
+        run=task.run,
+        setup=task.setup,
+        task_name=task.name,
+        resources=task.resources,
+        env_vars=task.envs,
+        setup_env_vars=task.envs,
+        secrets=task.secrets,
+        workdir=_workdir(task),
+        grace_s=grace_s,
+        launcher=place.launcher,
+        one_shot=True,
+    )
+    driver = Bundle(job, render_driver(job)).write(directory)
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, driver])
+
+
+def _workdir(task: Task) -> str:
+    workdir = os.path.abspath(os.path.expanduser(task.workdir or "."))
+    if not os.path.isdir(workdir):
+        raise SpecError("workdir=%r: %s is not a directory" % (task.workdir, workdir))
+    return workdir
+
+
+def _new_directory(place: Place) -> str:
+    """run-1, run-2, ...: mkdir(2) gives each number to one caller only."""
+    parent = os.path.dirname(protocol.job_directory(os.path.expanduser("~"), place.slurm_job_id, "run"))
+    try:
+        os.makedirs(parent, mode=0o700, exist_ok=True)
+        number = 1
+        while True:
+            try:
+                os.mkdir(os.path.join(parent, "run-%d" % number), 0o700)
+            except FileExistsError:
+                number += 1
+                continue
+            return os.path.join(parent, "run-%d" % number)
+    except OSError as error:
+        raise SpecError("cannot make a directory in %s: %s" % (parent, error.strerror)) from error

@@ -1,0 +1,113 @@
+"""A task file, in SkyPilot's form: read, checked, with the file and line of whatever is wrong."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Dict, Mapping, NoReturn, Optional
+
+from codegen.spec import Resources, SpecError, checked_variables
+from codegen.yamlfile import YamlMapping, read
+
+KEYS = ("name", "num_nodes", "resources", "envs", "secrets", "workdir", "setup", "run")
+RESOURCE_KEYS = ("cpus", "memory", "accelerators")
+ACCELERATORS = re.compile(r"([A-Za-z][\w.-]*)(?::(\d+))?")
+AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\+?")
+MEMORY = re.compile(r"(\d+(?:\.\d+)?)(?:[gG][bB]?)?\+?")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One program on `num_nodes` nodes: what a task file says. `memory_gb` is per node."""
+
+    name: str = "task"
+    num_nodes: int = 1
+    resources: Resources = field(default_factory=Resources)
+    memory_gb: Optional[float] = None
+    envs: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    workdir: Optional[str] = None
+    setup: Optional[str] = None
+    run: Optional[str] = None
+
+    @classmethod
+    def from_file(cls, path: str, overrides: Optional[Mapping[str, str]] = None) -> "Task":
+        """Read a task file; `overrides` replace or add `envs`. Raises SpecError with file, line and key."""
+        mapping = read(path, "task")
+        mapping.allow(KEYS)
+        nodes = mapping.get("num_nodes", int, "a whole number of 1 or more", 1)
+        if nodes < 1:
+            mapping.fail("num_nodes", "num_nodes=%d: use a whole number of 1 or more" % nodes)
+        return cls(
+            name=str(mapping.get("name", (str, int), "a text", "task")),
+            num_nodes=nodes,
+            resources=_resources(mapping),
+            memory_gb=_memory_gb(mapping),
+            envs=_variables(mapping, "envs", overrides or {}),
+            secrets=_variables(mapping, "secrets", {}),
+            workdir=mapping.get("workdir", str, "a directory"),
+            setup=mapping.get("setup", str, "a bash script"),
+            run=mapping.get("run", str, "a bash script"),
+        )
+
+
+def _resources(mapping: YamlMapping) -> Resources:
+    nested = _nested(mapping, "resources")
+    if nested is None:
+        return Resources()
+    nested.allow(RESOURCE_KEYS)
+    counts: Dict[str, float] = {"CPU": _amount(nested, "cpus", AMOUNT, "a number such as 4 or '4+'") or 1}
+    counts.update(_accelerators(nested))
+    try:
+        return Resources.from_dict(counts)
+    except SpecError as error:
+        nested.fail("accelerators", str(error))
+
+
+def _accelerators(nested: YamlMapping) -> Mapping[str, float]:
+    value = nested.values.get("accelerators")
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        return value
+    match = ACCELERATORS.fullmatch(str(value))
+    if match is None:
+        nested.fail("accelerators", "accelerators=%r: use a name and a count such as H100:8" % value)
+    return {match.group(1): int(match.group(2) or 1)}
+
+
+def _memory_gb(mapping: YamlMapping) -> Optional[float]:
+    nested = _nested(mapping, "resources")
+    return None if nested is None else _amount(nested, "memory", MEMORY, "gigabytes such as 32, '32+' or 32GB")
+
+
+def _amount(nested: YamlMapping, key: str, form: "re.Pattern[str]", allowed: str) -> Optional[float]:
+    value = nested.get(key, (str, int, float), allowed)
+    if value is None:
+        return None
+    match = form.fullmatch(str(value))
+    if match is None or float(match.group(1)) <= 0:
+        nested.fail(key, "%s=%r: use %s" % (key, value, allowed))
+    return float(match.group(1))
+
+
+def _variables(mapping: YamlMapping, key: str, overrides: Mapping[str, str]) -> Mapping[str, str]:
+    nested = _nested(mapping, key)
+    values: Dict[str, Any] = {**(nested.values if nested else {}), **overrides}
+    for name, value in values.items():
+        if value is None:
+            _needs_value(nested or mapping, key, name)
+    try:
+        return checked_variables(values, key)
+    except SpecError as error:
+        raise SpecError("%s:%d: %s" % (mapping.path, mapping.lines.get(key, 1), error)) from error
+
+
+def _needs_value(nested: YamlMapping, key: str, name: str) -> NoReturn:
+    nested.fail(name, "%s: %s has no value; give one here or with --env %s=VALUE" % (key, name, name))
+
+
+def _nested(mapping: YamlMapping, key: str) -> Optional[YamlMapping]:
+    if mapping.values.get(key) is None:
+        return None
+    if key not in mapping.nested:
+        mapping.fail(key, "%s=%r: use a mapping" % (key, mapping.values[key]))
+    return mapping.nested[key]
