@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from executor import protocol
-from executor.errors import SpecError
 
 LONGEST_NAME = 200
 
 
-__all__ = ["Job", "Resources", "SpecError", "checked_variables"]
+class SpecError(protocol.UsageError, ValueError):
+    """A field of a job description has a value that is not allowed. The text names the field, the value, what is."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Job:
     """One job: a setup and a script for each of `num_nodes` nodes of a Slurm allocation.
 
     `slurm_job_id` None and empty `cluster_ips` are filled in where the driver runs, from the allocation it finds
-    itself in; given, the latter are the addresses or host names of all nodes of the cluster, head first. `grace_s` is the
-    time from TERM to KILL. `secrets` are variables that are written to a 0600 file only. `launcher` is `srun`, or
+    itself in; given, the latter are the addresses or host names of all nodes of the cluster, head first. `grace_s` is
+    the time from TERM to KILL. `secrets` are variables that are written to a 0600 file only. `launcher` is `srun`, or
     `local` for a machine without Slurm. A `one_shot` driver removes itself, its archive and its secrets at the end.
     """
 

@@ -14,12 +14,12 @@ from types import TracebackType
 from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Type
 
 from executor import environment, protocol, slurm_commands
-from executor.errors import ExecutorError, UsageError
 from executor.gang import prepare_records
 from executor.identity import expand_hosts
 from executor.launchdir import JobDirectory
 from executor.loop import Arrival, Loop
 from executor.process import reap
+from executor.protocol import GangrunError, UsageError
 from executor.shared import Record, Signal, read_record, write_in_place, write_private
 from executor.step import Step
 from executor.verdict import Verdict, judge
@@ -174,7 +174,7 @@ class Driver:
             self._directory.clean()
             for path in self._job.remove_at_end:
                 _remove(path)
-        return kind is None or isinstance(error, (Ended, Cancelled, ExecutorError, OSError, KeyboardInterrupt))
+        return kind is None or isinstance(error, (Ended, Cancelled, GangrunError, OSError, KeyboardInterrupt))
 
     def _verdict_of(self, error: Optional[BaseException]) -> Verdict:
         if isinstance(error, Ended):
@@ -405,7 +405,7 @@ def main(body: Any, job: Job) -> int:
     try:
         with Driver(job) as driver:
             body(driver)
-    except ExecutorError as error:
+    except GangrunError as error:
         print("gangrun: %s" % error, file=sys.stderr)
         return error.exit_code
     return driver.exit_code

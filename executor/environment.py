@@ -4,7 +4,7 @@ import os
 from typing import Dict, Iterable, Mapping
 
 from executor import protocol
-from executor.errors import UsageError
+from executor.protocol import UsageError
 
 # What describes one step or one task. A nested srun would take these for its own options and be
 # confined to the executor's step (https://slurm.schedmd.com/srun.html#SECTION_INPUT-ENVIRONMENT-VARIABLES).

@@ -7,7 +7,7 @@ import socket
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from executor import interfaces, protocol
-from executor.errors import ExecutorError, UsageError
+from executor.protocol import GangrunError, UsageError
 
 Environ = Dict[str, str]
 Resolver = Callable[[str], Optional[str]]
@@ -37,7 +37,7 @@ def resolve(
     lookup: Optional[Resolver] = None,
     local_addresses: Optional[Callable[[], List[str]]] = None,
 ) -> Identity:
-    """Find this process's place. Raises ExecutorError that shows every value that was tried."""
+    """Find this process's place. Raises GangrunError that shows every value that was tried."""
     lookup = lookup or address_of
     hosts = step_hosts(environ)
     rank = _number(environ, protocol.SLURM_PROCID)
@@ -48,7 +48,7 @@ def resolve(
             % (protocol.SLURM_STEP_NUM_TASKS, num_ranks, len(hosts))
         )
     if rank >= num_ranks:
-        raise ExecutorError("%s=%d but the step has %d tasks" % (protocol.SLURM_PROCID, rank, num_ranks))
+        raise GangrunError("%s=%d but the step has %d tasks" % (protocol.SLURM_PROCID, rank, num_ranks))
     shuffled = environ.get(protocol.SLURM_DISTRIBUTION, "").startswith("arbitrary") and num_ranks > 1
     here = environ.get(protocol.SLURMD_NODENAME) or (hosts[rank] if not shuffled else socket.gethostname())
     index, address, warning = _find_node(environ, here, cluster_ips, lookup, local_addresses or interfaces.addresses)
@@ -93,7 +93,7 @@ def node_ips(
 def _peer_address(host: str, known: Dict[str, str], lookup: Resolver) -> str:
     address = lookup(host)
     if address is None:
-        raise ExecutorError(
+        raise GangrunError(
             "no address for host %r of %s: the name does not resolve here" % (host, protocol.SLURM_STEP_NODELIST)
         )
     return known.get(address, address)
@@ -139,7 +139,7 @@ def _place_in_job(
         )  # fmt: skip
         return position, cluster_ips[position], warning
     own_name, by_name, own, by_node_name = tried
-    raise ExecutorError(
+    raise GangrunError(
         "this node is not in --cluster-ips=%s; tried: host name %s -> %s, interface addresses %s, %s=%s -> %s"
         % (",".join(cluster_ips), own_name, by_name, own, protocol.SLURMD_NODENAME, here, by_node_name)
     )

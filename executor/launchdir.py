@@ -8,7 +8,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from executor import protocol
-from executor.errors import ExecutorError
+from executor.protocol import GangrunError
 from executor.shared import write_atomic
 from executor.verdict import Verdict
 
@@ -41,14 +41,14 @@ class JobDirectory:
         return time.monotonic() - self._begun
 
     def new_attempt(self) -> protocol.Launch:
-        """Lock the job and make a directory that nobody has used. Raises ExecutorError."""
+        """Lock the job and make a directory that nobody has used. Raises GangrunError."""
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
             self._take_lock()
             self._remove(protocol.EXIT_CODE_NAME)
             self._launch = protocol.Launch(self._unused_directory())
         except OSError as error:
-            raise ExecutorError("cannot write the job's directory %s: %s" % (self.path, error.strerror)) from error
+            raise GangrunError("cannot write the job's directory %s: %s" % (self.path, error.strerror)) from error
         return self._launch
 
     def enter(self, state: str) -> None:
@@ -104,7 +104,7 @@ class JobDirectory:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(self._lock, 200).decode("utf-8", "replace").strip()
-            raise ExecutorError(
+            raise GangrunError(
                 "another driver of this job is running (%s); its directory is %s" % (holder, self.path)
             ) from None
         except OSError:
@@ -120,7 +120,7 @@ class JobDirectory:
             except FileExistsError:
                 continue
             return base + suffix
-        raise ExecutorError("%s has been used a thousand times" % base)
+        raise GangrunError("%s has been used a thousand times" % base)
 
     def _publish(self) -> None:
         write_atomic(os.path.join(self.path, protocol.STATUS_NAME), json.dumps(self._status, indent=1).encode() + b"\n")

@@ -10,9 +10,9 @@ import sys
 from typing import Dict, List, NoReturn, Optional, Tuple
 
 from executor import environment, protocol
-from executor.errors import ExecutorError, UsageError
 from executor.loop import Arrival, Loop
 from executor.process import reap, spawn
+from executor.protocol import GangrunError, UsageError
 
 READ_BYTES = 1 << 16
 KILL_WAIT_S = 30.0  # Slurm's own default
@@ -52,7 +52,7 @@ class Local:
         self._loop.watch(pipe, lambda: self._pass_on(pipe))
 
     def _environ(self, rank: int) -> Dict[str, str]:
-        hosts = ",".join(node_address(index) for index in range(self._num_nodes))
+        hosts = ",".join(protocol.local_address(index) for index in range(self._num_nodes))
         return {
             **environment.without_step(os.environ),
             protocol.SLURM_JOB_ID: os.environ.get(protocol.SLURM_JOB_ID, "local"),
@@ -61,7 +61,7 @@ class Local:
             protocol.SLURM_STEP_NUM_TASKS: str(self._num_nodes),
             protocol.SLURM_STEP_NODELIST: hosts,
             protocol.SLURM_JOB_NODELIST: hosts,
-            protocol.SLURMD_NODENAME: node_address(rank),
+            protocol.SLURMD_NODENAME: protocol.local_address(rank),
         }
 
     def _pass_on(self, pipe: int) -> None:
@@ -95,7 +95,9 @@ class Local:
         self._code = max(self._code, code)
         if code:
             os.write(
-                2, b"local: error: %s: task %d: Exited with exit code %d\n" % (node_address(rank).encode(), rank, code)
+                2,
+                b"local: error: %s: task %d: Exited with exit code %d\n"
+                % (protocol.local_address(rank).encode(), rank, code),
             )
             if self._kill_on_bad_exit:
                 self._end_all(signal.SIGTERM)
@@ -116,11 +118,6 @@ class Local:
             self._loop.stop()
 
 
-def node_address(index: int) -> str:
-    """127.0.0.1, 127.0.0.2, ...: Linux answers on all of 127.0.0.0/8."""
-    return "127.%d.%d.%d" % ((index + 1) >> 16, (index + 1) >> 8 & 255, (index + 1) & 255)
-
-
 def parse(argv: List[str]) -> Tuple[int, List[str], bool]:
     """(nodes, command, kill on bad exit). Raises UsageError."""
     nodes, kills, words = "1", False, list(argv)
@@ -138,7 +135,7 @@ def parse(argv: List[str]) -> Tuple[int, List[str], bool]:
 def main(argv: Optional[List[str]] = None) -> int:
     try:
         return Local(*parse(sys.argv[1:] if argv is None else argv)).run()
-    except ExecutorError as error:
+    except GangrunError as error:
         os.write(2, ("local: %s\n" % error).encode())
         return error.exit_code
 

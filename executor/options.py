@@ -4,7 +4,7 @@ import os
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from executor import protocol
-from executor.errors import UsageError
+from executor.protocol import UsageError
 
 USAGE = """\
 usage: srun --ntasks-per-node=1 python -m executor.slurm --script=TEXT --log-dir=DIR

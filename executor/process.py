@@ -7,7 +7,7 @@ import time
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from executor import protocol
-from executor.errors import ExecutorError, UsageError
+from executor.protocol import GangrunError, UsageError
 
 PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is there from Python 3.10 on
@@ -82,7 +82,7 @@ def spawn(
             argv[0], argv, environ, file_actions=actions, setsid=True, setsigmask=[], setsigdef=ignored_by_python
         )
     except OSError as error:
-        raise ExecutorError("cannot start %s: %s" % (argv[0], error.strerror)) from error
+        raise GangrunError("cannot start %s: %s" % (argv[0], error.strerror)) from error
 
 
 class Script:

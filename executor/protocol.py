@@ -103,6 +103,18 @@ SECRETS_NAME = "secrets.json"
 OLDEST_PYTHON = (3, 9)
 
 
+class GangrunError(Exception):
+    """Something around the script failed, not the script. The text says what was tried, and what to do."""
+
+    exit_code = EXIT_INFRASTRUCTURE
+
+
+class UsageError(GangrunError):
+    """A flag, a field or a value that was given is not usable; nothing was started."""
+
+    exit_code = EXIT_USAGE
+
+
 class Launch:
     """The names inside the directory that one attempt of one launch shares."""
 
@@ -132,6 +144,12 @@ def job_directory(cluster_home: str, slurm_job_id: str, name: str) -> str:
 
 def node_name(index: int) -> str:
     return "head" if index == 0 else "worker%d" % index
+
+
+def local_address(index: int) -> str:
+    """The address of a local "node": 127.0.0.1, 127.0.0.2, ...; Linux answers on all of 127.0.0.0/8."""
+    number = index + 1
+    return "127.%d.%d.%d" % (number >> 16, number >> 8 & 255, number & 255)
 
 
 def log_name(rank: int, index: int, num_nodes: int, is_setup: bool) -> str:

@@ -10,10 +10,10 @@ import sys
 from typing import Dict, List, Mapping, NoReturn, Optional
 
 from executor import environment, identity, protocol
-from executor.errors import ExecutorError, UsageError
 from executor.gang import Gang, Leave, say
 from executor.member import Member
 from executor.options import USAGE, Options, parse
+from executor.protocol import GangrunError, UsageError
 from executor.shared import Signal, write_record
 
 
@@ -27,7 +27,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     try:
         options = parse(words)
         return run(options)
-    except ExecutorError as error:
+    except GangrunError as error:
         say(None, str(error))
         _leave_word(options, str(error), error.exit_code)
         return error.exit_code
@@ -70,14 +70,14 @@ def _join(options: Options, me: identity.Identity) -> Gang:
     gang = Gang(me, launch, options.is_setup, options.liveness_timeout_s)
     try:
         if options.launch_dir and not os.path.isdir(options.launch_dir):
-            raise ExecutorError(
+            raise GangrunError(
                 "the driver's directory %s is not visible on %s: is it on a shared file system?"
                 % (options.launch_dir, me.host)
             )
         gang.join()
     except OSError as error:
         if options.launch_dir:
-            raise ExecutorError("cannot write %s on %s: %s" % (options.launch_dir, me.host, error.strerror)) from error
+            raise GangrunError("cannot write %s on %s: %s" % (options.launch_dir, me.host, error.strerror)) from error
         say(
             me,
             "cannot write %s (%s): the ranks will not wait for each other"

@@ -6,7 +6,7 @@ from typing import Dict, NoReturn, Optional, Tuple
 import click
 
 from executor import protocol
-from executor.errors import ExecutorError
+from executor.protocol import GangrunError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -48,13 +48,14 @@ def _assignments(envs: Tuple[str, ...]) -> Dict[str, str]:
 
 def main() -> NoReturn:
     """The one place where errors become one line and an exit code."""
+    arguments = sys.argv[1:] or ["--help"]
     try:
-        sys.exit(cli(prog_name="gangrun", standalone_mode=False))
+        sys.exit(cli(arguments, prog_name="gangrun", standalone_mode=False))
     except click.ClickException as error:
         _fail(error.format_message().rstrip("."), protocol.EXIT_USAGE)
     except click.Abort:
         _fail("interrupted", protocol.exit_code_of_signal(protocol.SIGINT))
-    except ExecutorError as error:
+    except GangrunError as error:
         _fail(str(error), error.exit_code)
 
 

@@ -7,8 +7,6 @@ from typing import NamedTuple, NoReturn, Optional, Tuple
 
 from codegen import Bundle, Job, SpecError, render_driver
 from executor import protocol
-from executor.identity import expand_hosts
-from executor.local import node_address
 from gangrun.task import Task
 
 LOCAL_JOB = "local"
@@ -18,21 +16,23 @@ class Place(NamedTuple):
     """Where a task can run now: the nodes of this allocation, or this machine."""
 
     slurm_job_id: str
-    hosts: Tuple[str, ...]
     launcher: str
+    cluster_ips: Tuple[str, ...] = ()  # none: the allocation's own, found by the driver
 
     @classmethod
     def find(cls, num_nodes: int) -> "Place":
         """Raises SpecError where there is Slurm but no allocation: a login node is no place for a job."""
-        job_id, nodes = os.environ.get(protocol.SLURM_JOB_ID), os.environ.get(protocol.SLURM_JOB_NODELIST)
-        if job_id and nodes and shutil.which("srun"):
-            return cls(job_id, tuple(expand_hosts(nodes, protocol.SLURM_JOB_NODELIST)), "srun")
+        job_id, nodes = os.environ.get(protocol.SLURM_JOB_ID), os.environ.get(protocol.SLURM_JOB_NUM_NODES, "1")
+        if job_id and shutil.which("srun"):
+            if nodes.isdigit() and num_nodes > int(nodes):
+                raise SpecError("num_nodes=%d: this allocation (job %s) has %s" % (num_nodes, job_id, nodes))
+            return cls(job_id, "srun")
         if shutil.which("srun"):
             raise SpecError(
                 "there is Slurm here but no allocation (%s is not set): run this inside salloc or sbatch"
                 % protocol.SLURM_JOB_ID
             )
-        return cls(LOCAL_JOB, tuple(node_address(index) for index in range(num_nodes)), "local")
+        return cls(LOCAL_JOB, "local", tuple(protocol.local_address(index) for index in range(num_nodes)))
 
 
 def run(task: Task, log_dir: Optional[str], grace_s: float) -> NoReturn:
@@ -49,7 +49,7 @@ def run(task: Task, log_dir: Optional[str], grace_s: float) -> NoReturn:
         slurm_job_id=place.slurm_job_id,
         job_id=os.path.basename(directory),
         num_nodes=task.num_nodes,
-        cluster_ips=place.hosts,
+        cluster_ips=place.cluster_ips,
         log_dir=os.path.abspath(os.path.expanduser(log_dir)) if log_dir else os.path.join(directory, "logs"),
         run=task.run,
         setup=task.setup,

@@ -1,1 +1,35 @@
+"""Fixtures of the whole suite."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bench import Bench
+from tests.minislurm.cluster import Cluster
+
 pytest_plugins = ["tests.minislurm.fixtures"]
+# Tests on real Slurm start processes of other users and long paths break sockets: keep it short and open.
+SHARED = Path("/tmp")
+
+
+@pytest.fixture
+def shared_dir(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A directory that every node sees."""
+    with tempfile.TemporaryDirectory(prefix="gangrun-test-", dir=SHARED, ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def bench(cluster: Cluster, shared_dir: Path) -> Bench:
+    """Runs drivers and executors on the session's cluster."""
+    return Bench(cluster, shared_dir)
+
+
+@pytest.fixture(autouse=True)
+def outside_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite may itself run in an allocation; its variables are not the tests'."""
+    for name in [name for name in os.environ if name.startswith(("SLURM", "SBATCH_", "SRUN_", "SKYPILOT_"))]:
+        monkeypatch.delenv(name)

@@ -1,0 +1,93 @@
+"""munged, slurmctld and slurmd: start, stop, and wait until they answer."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tests.minislurm.errors import BedError, tail
+from tests.minislurm.jobs import idle_nodes
+from tests.minislurm.options import CONTROLLER, SWITCH
+from tests.minislurm.preflight import program
+from tests.minislurm.proc import Pid, kill_all, processes_of
+from tests.minislurm.room import Room
+
+POLL_S = 0.02
+
+
+class Daemons:
+    """The daemons of one cluster, in its machine room."""
+
+    def __init__(self, room: Room) -> None:
+        self.room, self.layout = room, room.layout
+
+    def start_munged(self) -> None:
+        """munged as root, on a socket of our own; it lives in the switch, whose files all nodes share."""
+        folder, key = self.layout.munge, self.layout.munge / "key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o400)
+        files = [f"--{name}-file={folder}/{name}" for name in ("key", "pid", "log", "seed")]
+        self._start(SWITCH, "munged", "--force", f"--socket={self.layout.munge_socket}", *files)
+
+    def start_slurmctld(self) -> None:
+        """Returns when the daemon has gone to the background; state of an earlier life is kept."""
+        self._start(CONTROLLER, "slurmctld", "-f", str(self.layout.slurm_conf))
+
+    def start_slurmd(self, nodes: Sequence[str]) -> None:
+        """Side by side on all nodes."""
+        for node in nodes:
+            self.layout.spool(node).mkdir(parents=True, exist_ok=True)
+        starting = [(node, self._spawn(node, "slurmd", "-f", str(self.layout.slurm_conf))) for node in nodes]
+        for node, process in starting:
+            self._finish(node, "slurmd", process)
+
+    def _start(self, node: str, name: str, *args: str) -> None:
+        self._finish(node, name, self._spawn(node, name, *args))
+
+    def _spawn(self, node: str, name: str, *args: str) -> subprocess.Popen[str]:
+        path = program(name, self.room.options.rootfs) or name
+        prefix = self.room.cgroups.enter(node) if name == "slurmd" else []
+        io: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+        with open(self.layout.log(f"{name}-{node}.start"), "w") as log:
+            return self.room.popen(node, [path, *args], cwd="/", prefix=prefix, stdout=log, **io)
+
+    def _finish(self, node: str, name: str, process: subprocess.Popen[str]) -> None:
+        if code := process.wait():
+            said = tail(self.layout.log(f"{name}-{node}.start"))
+            raise BedError(f"{name} on {node} ended with code {code}:\n{said}\n{self.log_tail(node)}")
+
+    def log_tail(self, node: str) -> str:
+        name = "slurmctld" if node == CONTROLLER else f"slurmd-{node}"
+        return f"end of {self.layout.log(name)}:\n{tail(self.layout.log(name))}"
+
+    def stop(self, node: str, name: str, signum: int = signal.SIGTERM, timeout_s: float = 10) -> None:
+        """Stop a daemon and wait until it is dead; KILL if it does not obey."""
+        init = self.room.init(node)
+        ours = [p for p in processes_of(init) if os.path.basename(p.cmdline.split()[0]) == name]
+        pids = [pid for p in ours if (pid := Pid.of(p.pid))]
+        for pid in pids:
+            pid.signal(signum)
+        deadline = time.monotonic() + timeout_s
+        while any(pid.alive() for pid in pids) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        kill_all(pids)
+
+    def wait_idle(self, nodes: Sequence[str], timeout_s: float) -> None:
+        """Until Slurm calls every one of the nodes idle."""
+        deadline = time.monotonic() + timeout_s
+        argv = ["sinfo", "-h", "-N", "-o", "%N %T"]
+        while True:
+            answer = self.room.run(CONTROLLER, argv, check=False, cwd="/", timeout_s=timeout_s)
+            busy = sorted(set(nodes) - set(idle_nodes(answer.stdout)))
+            if not busy:
+                return
+            if time.monotonic() > deadline:
+                logs = "\n".join(self.log_tail(node) for node in (CONTROLLER, busy[0]))
+                said = (answer.stdout + answer.stderr).strip()
+                raise BedError(f"not idle after {timeout_s} s: {', '.join(busy)}\n{said}\n{logs}")
+            time.sleep(POLL_S)
