@@ -139,7 +139,7 @@ class Driver:
             "--is-setup",
         ]
         setup = self._setup = self._start("setup", [*srun, *nodes], flags)
-        self._wait_for(setup)
+        self._wait_for_setup(setup)
         verdict = judge(self._records(is_setup=True), setup.code or 0, setup.words, was_cancelled=False)
         if verdict.state == protocol.SUCCEEDED:
             return
@@ -255,6 +255,13 @@ class Driver:
             self._run_loop_for(POLL_LONGEST_S if deadline is not None else HEARTBEAT_S)
         return True
 
+    def _wait_for_setup(self, setup: Step) -> None:
+        """Until setup has ended; the job ends with the run step if that is lost meanwhile."""
+        while setup.code is None:
+            if self._run is not None and self._run.code is not None:
+                raise Ended(judge(self._records(is_setup=False), self._run.code, self._run.words, was_cancelled=False))
+            self._run_loop_for(HEARTBEAT_S)
+
     def _wait_a_little(self, since: float) -> None:
         self._run_loop_for(min(POLL_LONGEST_S, max(0.005, (time.monotonic() - since) / 10)))
 
@@ -266,9 +273,10 @@ class Driver:
             self._loop.cancel(timer)
 
     def _launch_failed(self, run: Step) -> NoReturn:
-        broken = judge(self._records(is_setup=False), run.code or 0, run.words, was_cancelled=False)
-        if broken.state == protocol.FAILED_DRIVER:
-            raise Ended(broken)
+        records = self._records(is_setup=False)
+        if any(records):  # the step did start, and a rank ended it before rank 0 could say so
+            self._directory.enter(protocol.RUNNING)
+            raise Ended(judge(records, run.code or 0, run.words, was_cancelled=False))
         words = run.words.strip() or "srun ended with code %s and said nothing" % run.code
         raise Ended(
             Verdict(
@@ -348,7 +356,9 @@ class Driver:
         return [_quiet_record(self.launch.record(rank, is_setup)) for rank in range(self._num_ranks())]
 
     def _variables(self, own: Dict[str, str]) -> Dict[str, str]:
-        return {**own, **self._secrets()}
+        # srun gives its step's name to SLURM_JOB_NAME; a script wants the job's.
+        names = {name: os.environ[name] for name in (protocol.SLURM_JOB_NAME,) if name in os.environ}
+        return {**own, **self._secrets(), **names}
 
     def _secrets(self) -> Dict[str, str]:
         path = self._job.secrets_file

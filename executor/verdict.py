@@ -7,7 +7,8 @@ from executor.shared import Record
 
 # What srun says when a step did not end by itself (measured on 22.05 and 24.11).
 NODE_FAILURE_WORDS = ("Node failure on", "DUE TO NODE FAILURE")
-CANCEL_WORDS = ("CANCELLED AT", "CANCELLED DUE TO", "DUE TO TIME LIMIT", "DUE TO PREEMPTION")
+LIMIT_WORDS = ("DUE TO TIME LIMIT", "DUE TO PREEMPTION")
+CANCEL_WORDS = ("CANCELLED AT",)
 
 
 class Verdict(NamedTuple):
@@ -26,7 +27,7 @@ def judge(records: Sequence[Optional[Record]], srun_code: int, srun_words: str, 
     codes = [rank_code(record, was_stopped=bool(failed) or was_cancelled) for record in records]
     if failed:
         return _failed(records, codes, min(failed, key=lambda rank: _ended(records[rank])))
-    if any(word in srun_words for word in NODE_FAILURE_WORDS):
+    if _line_with(srun_words, NODE_FAILURE_WORDS):
         return Verdict(
             protocol.FAILED_DRIVER,
             protocol.EXIT_INFRASTRUCTURE,
@@ -34,21 +35,21 @@ def judge(records: Sequence[Optional[Record]], srun_code: int, srun_words: str, 
             None,
             _line_with(srun_words, NODE_FAILURE_WORDS),
         )
-    if was_cancelled or any(word in srun_words for word in CANCEL_WORDS):
-        return Verdict(protocol.CANCELLED, protocol.EXIT_TERMINATED, codes, None, _line_with(srun_words, CANCEL_WORDS))
-    silent = [
-        rank
-        for rank, record in enumerate(records)
-        if not _has_ended(record) and _state(record) != protocol.RANK_STOPPING
-    ]
-    if silent:
-        rank = silent[0]
-        return Verdict(
-            protocol.FAILED, codes[rank], codes, rank, "%s was killed before it could say why" % describe(records, rank)
-        )
-    if _ranks(records, protocol.RANK_STOPPED, protocol.RANK_STOPPING):
-        return Verdict(protocol.CANCELLED, protocol.EXIT_TERMINATED, codes, None, "the step was stopped from outside")
+    if was_cancelled or _line_with(srun_words, LIMIT_WORDS):
+        return _cancelled(codes, _line_with(srun_words, LIMIT_WORDS + CANCEL_WORDS))
+    told_to_stop = _ranks(records, protocol.RANK_STOPPED, protocol.RANK_STOPPING)
+    silent = [rank for rank, record in enumerate(records) if not _has_ended(record) and rank not in told_to_stop]
+    # srun says CANCELLED AT for a step that somebody cancelled, and for one that it ended because a rank was killed.
+    if silent and (told_to_stop or not _line_with(srun_words, CANCEL_WORDS)):
+        why = "%s was killed before it could say why" % describe(records, silent[0])
+        return Verdict(protocol.FAILED, codes[silent[0]], codes, silent[0], why)
+    if silent or told_to_stop:
+        return _cancelled(codes, _line_with(srun_words, CANCEL_WORDS) or "the step was stopped from outside")
     return Verdict(protocol.SUCCEEDED, 0, codes)
+
+
+def _cancelled(codes: List[int], reason: str) -> Verdict:
+    return Verdict(protocol.CANCELLED, protocol.EXIT_TERMINATED, codes, None, reason)
 
 
 def rank_code(record: Optional[Record], was_stopped: bool) -> int:

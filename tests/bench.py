@@ -93,7 +93,7 @@ class Bench:
         """Render a driver, submit it as the batch script of an allocation, and do not wait."""
         name = fields.pop("job_id", "job")
         values: Dict[str, Any] = {"log_dir": str(self.directory / "logs"), "grace_s": 10.0, "python": sys.executable}
-        values.update(job_id=name, num_nodes=nodes, run=run, setup=setup, **fields)
+        values.update(job_id=name, num_nodes=fields.pop("num_nodes", nodes), run=run, setup=setup, **fields)
         job = Job(**values)
         driver = Bundle(job, render_driver(job)).write(str(self.directory / "driver"))
         return Running(
@@ -157,4 +157,4 @@ def python_path() -> str:
 
 def run_local(argv: List[str], **how: Any) -> "subprocess.CompletedProcess[str]":
     """Run a command on this machine, text in and out."""
-    return subprocess.run(argv, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, **how)
+    return subprocess.run(argv, text=True, capture_output=True, timeout=60, **how)

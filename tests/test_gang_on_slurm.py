@@ -104,12 +104,23 @@ def test_what_an_early_rank_leaves_running_lives_until_the_last_is_done(bench: B
     assert not bench.left_behind("sleep 4321")
 
 
-def test_a_rank_killed_with_its_executor_ends_the_gang(bench: Bench) -> None:
-    outcome = bench.drive(run="sleep 0.3; [ $SKYPILOT_NODE_RANK = 1 ] && kill -9 $PPID; sleep 60", grace_s=1.0)
+@pytest.mark.parametrize("nodes, victim", [(3, 1), (1, 0)])
+def test_a_rank_killed_with_its_executor_ends_the_gang(bench: Bench, nodes: int, victim: int) -> None:
+    run = "sleep 0.3; [ $SKYPILOT_NODE_RANK = %d ] && kill -9 $PPID; sleep 4324" % victim
+    outcome = bench.drive(run=run, grace_s=1.0, nodes=nodes)
     assert outcome.status["state"] == "FAILED"
-    assert outcome.status["first_failure"]["rank"] == 1
-    assert outcome.codes[1] == 137
-    assert not bench.left_behind("sleep 60")
+    assert outcome.status["first_failure"]["rank"] == victim
+    assert outcome.code == outcome.codes[victim] == 137
+    assert not bench.left_behind("sleep 4324")
+
+
+def test_a_step_cancelled_by_somebody_else_is_cancelled(bench: Bench) -> None:
+    job = bench.submit(run="echo up; sleep 4325")
+    eventually(lambda: job.log("2-worker2.log"))
+    bench.cluster.run("ctl", ["scancel", "%d.0" % job.job_id])
+    outcome = job.wait()
+    assert (outcome.code, outcome.status["state"]) == (143, "CANCELLED")
+    assert not bench.left_behind("sleep 4325")
 
 
 def test_a_script_killed_with_9_is_told_as_such(bench: Bench) -> None:

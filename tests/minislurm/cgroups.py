@@ -72,6 +72,9 @@ class Cgroups(NamedTuple):
         return left
 
 
+NO_CGROUPS = Cgroups(0, {}, "")
+
+
 def _remove_tree(top: Path) -> bool:
     """Remove a cgroup with all below it; True if it is gone."""
     for folder, _, _ in os.walk(top, topdown=False):
@@ -83,9 +86,8 @@ def _remove_tree(top: Path) -> bool:
 def choose(options: Options, layout: Layout, notes: list[str]) -> Cgroups:
     """The best this machine can do for the wish; appends a note where it is less than the wish."""
     prefix = "minislurm-" + hashlib.sha256(str(layout.root).encode()).hexdigest()[:8]
-    none = Cgroups(0, {}, prefix)
     if options.proctrack != "cgroup" and not options.constrain:
-        return none
+        return NO_CGROUPS
     mounts = _cgroup_mounts()
     v1 = {c: mounts[c] for c in V1_CONTROLLERS if c in mounts}
     if "freezer" in v1 and _writable(v1["freezer"]):
@@ -96,7 +98,7 @@ def choose(options: Options, layout: Layout, notes: list[str]) -> Cgroups:
         notes.append("no cgroup hierarchy is writable here: a private cgroup v1 freezer is used")
         return Cgroups(1, {"freezer": str(layout.freezer)}, prefix)
     notes.append("control groups are not usable here: proctrack/linuxproc is used instead of proctrack/cgroup")
-    return none
+    return NO_CGROUPS
 
 
 def _cgroup_mounts() -> dict[str, str]:

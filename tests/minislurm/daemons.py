@@ -18,6 +18,7 @@ from tests.minislurm.proc import Pid, kill_all, processes_of
 from tests.minislurm.room import Room
 
 POLL_S = 0.02
+LOOK_S = 2.0  # how often to look whether what we wait for still lives
 
 
 class Daemons:
@@ -65,11 +66,14 @@ class Daemons:
         name = "slurmctld" if node == CONTROLLER else f"slurmd-{node}"
         return f"end of {self.layout.log(name)}:\n{tail(self.layout.log(name))}"
 
+    def _pids(self, node: str, name: str) -> list[Pid]:
+        found = processes_of(self.room.init(node))
+        ours = [p.pid for p in found if os.path.basename(p.cmdline.split()[0]) == name]
+        return [pid for one in ours if (pid := Pid.of(one))]
+
     def stop(self, node: str, name: str, signum: int = signal.SIGTERM, timeout_s: float = 10) -> None:
         """Stop a daemon and wait until it is dead; KILL if it does not obey."""
-        init = self.room.init(node)
-        ours = [p for p in processes_of(init) if os.path.basename(p.cmdline.split()[0]) == name]
-        pids = [pid for p in ours if (pid := Pid.of(p.pid))]
+        pids = self._pids(node, name)
         for pid in pids:
             pid.signal(signum)
         deadline = time.monotonic() + timeout_s
@@ -78,16 +82,24 @@ class Daemons:
         kill_all(pids)
 
     def wait_idle(self, nodes: Sequence[str], timeout_s: float) -> None:
-        """Until Slurm calls every one of the nodes idle."""
+        """Until Slurm calls every one of the nodes idle. Gives up when a daemon it waits for is dead."""
         deadline = time.monotonic() + timeout_s
-        argv = ["sinfo", "-h", "-N", "-o", "%N %T"]
-        while True:
-            answer = self.room.run(CONTROLLER, argv, check=False, cwd="/", timeout_s=timeout_s)
-            busy = sorted(set(nodes) - set(idle_nodes(answer.stdout)))
-            if not busy:
-                return
+        look = time.monotonic() + LOOK_S
+        while busy := sorted(set(nodes) - set(self._idle(timeout_s))):
+            time.sleep(POLL_S)
+            if time.monotonic() > look:
+                self._check_alive(CONTROLLER, "slurmctld")
+                self._check_alive(busy[0], "slurmd")
+                look += LOOK_S
             if time.monotonic() > deadline:
                 logs = "\n".join(self.log_tail(node) for node in (CONTROLLER, busy[0]))
-                said = (answer.stdout + answer.stderr).strip()
-                raise BedError(f"not idle after {timeout_s} s: {', '.join(busy)}\n{said}\n{logs}")
-            time.sleep(POLL_S)
+                raise BedError(f"not idle after {timeout_s} s: {', '.join(busy)}\n{logs}")
+
+    def _idle(self, timeout_s: float) -> list[str]:
+        argv = ["sinfo", "-h", "-N", "-o", "%N %T"]
+        answer = self.room.run(CONTROLLER, argv, check=False, cwd="/", timeout_s=timeout_s)
+        return idle_nodes(answer.stdout)
+
+    def _check_alive(self, node: str, name: str) -> None:
+        if not self._pids(node, name):
+            raise BedError(f"{name} on {node} does not run\n{self.log_tail(node)}")

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from shlex import quote
 
-from tests.minislurm.cgroups import PROCS, SLURMD_CGROUP, UNIFIED, Cgroups
+from tests.minislurm.cgroups import NO_CGROUPS, PROCS, SLURMD_CGROUP, UNIFIED, Cgroups
 from tests.minislurm.layout import Layout
 from tests.minislurm.options import CONTROLLER, SWITCH, Options
 
@@ -36,7 +36,7 @@ def node_script(options: Options, layout: Layout, cgroups: Cgroups, node: str, s
             f"hostname {quote(node)}",
             *(_switch_network() if node == SWITCH else _node_network(options, node, switch_pid)),
             *_files(options, layout, node),
-            *(_mount_cgroups(options, layout, cgroups, node) if has_cgroup else []),
+            *_mount_sys(options, layout, cgroups if has_cgroup else NO_CGROUPS, node),
             *(_enter_root(options.rootfs) if options.rootfs else []),
             f"exec unshare --pid --fork --kill-child {again} init",
         ],
@@ -110,7 +110,7 @@ def _root_binds(options: Options, layout: Layout) -> Lines:
     top = str(options.rootfs)
     shared = [*options.binds, str(layout.root)]
     lines = [_bind(top, top, recursive=True)]
-    for folder in ["/proc", "/sys", "/dev", *shared]:
+    for folder in ["/proc", "/dev", *shared]:
         lines += [f"mkdir -p {quote(top + folder)}", _bind(folder, top + folder, recursive=True)]
     for name in ("hosts", "passwd", "group"):
         lines += [f"touch {quote(f'{top}/etc/{name}')}"]
@@ -145,18 +145,21 @@ def _enable_controllers(folder: str) -> Lines:
     return [f"{each}; do echo +$c > {control} || echo $c cannot be had; done"]
 
 
-def _mount_cgroups(options: Options, layout: Layout, cgroups: Cgroups, node: str) -> Lines:
-    """A /sys of the node's own network, with the node's own cgroup folders as the whole hierarchy."""
-    sys = f"{options.rootfs or ''}/sys"
-    mount_sys = f"mount -t sysfs sysfs {quote(sys)}"
-    if cgroups.version == 2:
-        return [mount_sys, *_mount_unified(f"{sys}/fs/cgroup")]
-    tree = str(layout.own(node) / "cgroup")
-    lines = [f"mkdir -p {quote(tree)}", f"mount -t tmpfs cgroup {quote(tree)}"]
-    for controller in cgroups.hierarchies:
-        point = f"{tree}/{controller}"
-        lines += [f"mkdir {quote(point)}", _bind(cgroups.folder(controller, node), point)]
-    return [*lines, mount_sys, _bind(tree, f"{sys}/fs/cgroup", recursive=True)]
+def _mount_sys(options: Options, layout: Layout, cgroups: Cgroups, node: str) -> Lines:
+    """A /sys of the node's own network, with the node's own cgroup folders as the whole hierarchy. The machine's
+    must go, not just be covered: Slurm reads the list of mounts."""
+    sys, tree = f"{options.rootfs or ''}/sys", str(layout.own(node) / "cgroup")
+    lines: Lines = []
+    if cgroups.version == 1:
+        lines += [f"mkdir -p {quote(tree)}", f"mount -t tmpfs cgroup {quote(tree)}"]
+        for controller in cgroups.hierarchies:
+            point = f"{tree}/{controller}"
+            lines += [f"mkdir {quote(point)}", _bind(cgroups.folder(controller, node), point)]
+    lines += [] if options.rootfs else ["umount -R -l /sys"]
+    lines += [f"mount -t sysfs sysfs {quote(sys)}"]
+    if cgroups.version == 1:
+        lines += [_bind(tree, f"{sys}/fs/cgroup", recursive=True)]
+    return lines + (_mount_unified(f"{sys}/fs/cgroup") if cgroups.version == 2 else [])
 
 
 def _mount_unified(top: str) -> Lines:
