@@ -34,8 +34,8 @@ class Cgroups(NamedTuple):
 
     @property
     def plugin(self) -> str:
-        """Slurm's CgroupPlugin."""
-        return {0: "disabled", 1: "cgroup/v1", 2: "cgroup/v2"}[self.version]
+        """Slurm's CgroupPlugin. It loads one even if it uses none, and v1 needs nothing to be loaded."""
+        return "cgroup/v2" if self.version == 2 else "cgroup/v1"
 
     def folder(self, controller: str, node: str) -> Path:
         return Path(self.hierarchies[controller]) / f"{self.prefix}-{node}"

@@ -17,7 +17,7 @@ from tests.minislurm import cgroups as cgroup_choice
 from tests.minislurm import config, leftovers, preflight
 from tests.minislurm.cgroups import Cgroups
 from tests.minislurm.daemons import Daemons
-from tests.minislurm.errors import BedError
+from tests.minislurm.errors import BadInput, BedError
 from tests.minislurm.jobs import JobEnd, parse_job, parse_job_id, parse_steps
 from tests.minislurm.layout import Layout
 from tests.minislurm.mounts import PROGRAMS as MOUNT_PROGRAMS
@@ -81,9 +81,18 @@ class Cluster:
         try:
             record = json.loads(layout.record.read_text())
         except (OSError, ValueError):
-            raise BedError(f"no cluster at {layout.root}") from None
+            raise BadInput(f"no cluster at {layout.root}; boot one with: python -m tests.minislurm up") from None
         options = Options.from_json(record["options"])
         return cls(options, layout, Cgroups.from_json(record["cgroups"]), record["notes"])
+
+    @classmethod
+    def is_up(cls, root: Arg) -> bool:
+        """Whether a cluster at `root` has any node that is on."""
+        try:
+            cluster = cls.attach(root)
+        except BadInput:
+            return False
+        return any(cluster.is_on(node) for node in (CONTROLLER, *cluster.nodes))
 
     @staticmethod
     def clean_leftovers(root: Arg) -> None:
@@ -93,7 +102,6 @@ class Cluster:
     def down(self) -> None:
         """Take everything away, the folder included. Nothing of the cluster is left on the machine."""
         leftovers.clean(self.layout, by_owner=True)
-        self._room.reap()
 
     def __enter__(self) -> Cluster:
         return self
@@ -146,6 +154,14 @@ class Cluster:
     def slurm_version(self) -> str:
         """For example 22.05.8."""
         return self.run(CONTROLLER, ["sinfo", "--version"], cwd="/").stdout.split()[-1]
+
+    def is_on(self, node: str) -> bool:
+        """Whether the node has power."""
+        return self._room.is_on(node)
+
+    def node_states(self) -> dict[str, str]:
+        """Slurm's word for every compute node: idle, mixed, down*, ... Empty if the controller does not run."""
+        return self._daemons.node_states()
 
     # -- programs
 

@@ -42,6 +42,7 @@ MpiDefault=none
 ReturnToService=2
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,bf_interval=1
+DefMemPerCPU=500
 SlurmctldTimeout=30
 SlurmdTimeout={options.slurmd_timeout_s}
 SlurmdParameters=config_overrides
@@ -55,11 +56,10 @@ PropagateResourceLimits=NONE
 
 
 def _nodes(options: Options) -> str:
-    gres = f" Gres={_gres(options)}" if options.gpus else ""
-    types = "GresTypes=gpu\n" if options.gpus else ""
-    return (
-        f"{types}NodeName={','.join(options.names)} CPUs={options.cpus} RealMemory={options.mem_mb}{gres} State=UNKNOWN"
-    )
+    words = [f"NodeName={','.join(options.names)}", f"CPUs={options.cpus}", f"RealMemory={options.mem_mb}"]
+    gres = [f"Gres={_gres(options)}"] if options.gpus else []
+    types = ["GresTypes=gpu"] if options.gpus else []
+    return "\n".join([*types, " ".join([*words, *gres, "State=UNKNOWN"])])
 
 
 def _gres(options: Options) -> str:

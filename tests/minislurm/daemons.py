@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.minislurm.errors import BedError, tail
-from tests.minislurm.jobs import idle_nodes
+from tests.minislurm.jobs import parse_nodes
 from tests.minislurm.options import CONTROLLER, SWITCH
 from tests.minislurm.preflight import program
 from tests.minislurm.proc import Pid, kill_all, processes_of
@@ -85,7 +85,7 @@ class Daemons:
         """Until Slurm calls every one of the nodes idle. Gives up when a daemon it waits for is dead."""
         deadline = time.monotonic() + timeout_s
         look = time.monotonic() + LOOK_S
-        while busy := sorted(set(nodes) - set(self._idle(timeout_s))):
+        while busy := self._not_idle(nodes, timeout_s):
             time.sleep(POLL_S)
             if time.monotonic() > look:
                 self._check_alive(CONTROLLER, "slurmctld")
@@ -95,10 +95,18 @@ class Daemons:
                 logs = "\n".join(self.log_tail(node) for node in (CONTROLLER, busy[0]))
                 raise BedError(f"not idle after {timeout_s} s: {', '.join(busy)}\n{logs}")
 
-    def _idle(self, timeout_s: float) -> list[str]:
+    def node_states(self) -> dict[str, str]:
+        """Slurm's word for every node; empty if there is no controller to ask."""
+        up = self.room.is_on(CONTROLLER) and self._pids(CONTROLLER, "slurmctld")
+        return self._sinfo(timeout_s=10) if up else {}
+
+    def _not_idle(self, nodes: Sequence[str], timeout_s: float) -> list[str]:
+        states = self._sinfo(timeout_s)
+        return [node for node in nodes if states.get(node) != "idle"]
+
+    def _sinfo(self, timeout_s: float) -> dict[str, str]:
         argv = ["sinfo", "-h", "-N", "-o", "%N %T"]
-        answer = self.room.run(CONTROLLER, argv, check=False, cwd="/", timeout_s=timeout_s)
-        return idle_nodes(answer.stdout)
+        return parse_nodes(self.room.run(CONTROLLER, argv, check=False, cwd="/", timeout_s=timeout_s).stdout)
 
     def _check_alive(self, node: str, name: str) -> None:
         if not self._pids(node, name):

@@ -9,8 +9,12 @@ class BedError(Exception):
     """Something in the test bed failed; the text says what was tried and shows the end of its log."""
 
 
+class BadInput(BedError):
+    """What was asked for makes no sense; the text is one line."""
+
+
 class Unsupported(BedError):
-    """This machine cannot do it; the text says what is missing and how to get it."""
+    """This machine cannot do it; the text is one line: what is missing and how to get it."""
 
 
 def tail(path: Path, lines: int = 15) -> str:

@@ -66,7 +66,6 @@ def parse_steps(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def idle_nodes(text: str) -> list[str]:
-    """Nodes that `sinfo -h -N -o '%N %T'` calls idle."""
-    pairs = [line.split() for line in text.splitlines()]
-    return sorted({pair[0] for pair in pairs if pair[1:] == ["idle"]})
+def parse_nodes(text: str) -> dict[str, str]:
+    """Node -> state, from `sinfo -h -N -o '%N %T'` (a node is listed once for each of its partitions)."""
+    return dict(line.split(maxsplit=1) for line in text.splitlines() if len(line.split()) == 2)

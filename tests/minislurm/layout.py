@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.minislurm.errors import BedError
+from tests.minislurm.errors import BadInput
 
 SOCKET_PATH_MAX = 100  # a unix socket's address holds 107 bytes; munge adds some
 
@@ -96,9 +96,9 @@ class Layout(NamedTuple):
     def make_root(self) -> None:
         """Create the root. It is open to all users: jobs need not be root's."""
         if not re.fullmatch(r"[\w./+-]+", str(self.root)):
-            raise BedError(f"{self.root}: slurm.conf takes no such characters in a path; choose another root")
+            raise BadInput(f"{self.root}: slurm.conf takes no such characters in a path; choose another root")
         if len(str(self.munge_socket)) > SOCKET_PATH_MAX:
-            raise BedError(f"{self.root}: the path is too long for a socket below it; choose a shorter root")
+            raise BadInput(f"{self.root}: the path is too long for a socket below it; choose a shorter root")
         self.root.mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o755)
 

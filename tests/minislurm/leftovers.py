@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.minislurm.cgroups import Cgroups
-from tests.minislurm.errors import BedError
+from tests.minislurm.errors import BadInput, BedError
 from tests.minislurm.layout import Layout
 from tests.minislurm.proc import Pid, kill_all
 
@@ -45,14 +45,14 @@ def _read_record(layout: Layout) -> dict[str, Any] | None:
         return record
     except (OSError, ValueError):
         if layout.root.is_dir() and (files := set(os.listdir(layout.root))) - {layout.record.name}:
-            raise BedError(f"{layout.root} holds other files ({min(files)}): it is no cluster's folder") from None
+            raise BadInput(f"{layout.root} holds other files ({min(files)}): it is no cluster's folder") from None
         return None
 
 
 def _check_owner(record: dict[str, Any], layout: Layout) -> None:
     owner = Pid(*record["owner"]) if record.get("owner") else None
     if owner and owner.pid != os.getpid() and owner.alive():
-        raise BedError(f"the cluster at {layout.root} belongs to process {owner.pid}, which still runs")
+        raise BadInput(f"the cluster at {layout.root} belongs to process {owner.pid}, which still runs")
 
 
 def _recorded(layout: Layout) -> list[Pid]:

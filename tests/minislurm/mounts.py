@@ -12,7 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.minislurm.errors import BedError, Unsupported
+from tests.minislurm.errors import BadInput, Unsupported
 from tests.minislurm.room import Arg, Room
 
 SFTP_SERVER = "/usr/lib/openssh/sftp-server"
@@ -94,7 +94,7 @@ class FaultyMount(Mount):
     def fail(self, op: str, path: str, error: str) -> None:
         """From now on these operations fail with an errno name such as ENOSPC."""
         if error not in errno.errorcode.values():
-            raise BedError(f"{error} is no errno name")
+            raise BadInput(f"{error} is no errno name")
         self._add({"op": op, "path": path, "action": error})
 
     def stall(self, op: str, path: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tests.minislurm.errors import BedError
+from tests.minislurm.errors import BadInput
 
 CONTROLLER = "ctl"  # the node of slurmctld: where people log in and submit
 SWITCH = "switch"  # the bridge all nodes are plugged into, and the home of munged
@@ -42,11 +42,11 @@ class Options:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.names) <= MAX_NODES:
-            raise BedError(f"a cluster has 1 to {MAX_NODES} nodes, not {len(self.names)}")
+            raise BadInput(f"a cluster has 1 to {MAX_NODES} nodes, not {len(self.names)}")
         if len({*self.names, CONTROLLER, SWITCH}) != len(self.names) + 2:
-            raise BedError(f"node names must differ from each other, {CONTROLLER!r} and {SWITCH!r}")
+            raise BadInput(f"node names must differ from each other, {CONTROLLER!r} and {SWITCH!r}")
         if unknown := set(self.constrain) - {"cores", "devices", "ram"}:
-            raise BedError(f"constrain knows cores, devices and ram, not {', '.join(sorted(unknown))}")
+            raise BadInput(f"constrain knows cores, devices and ram, not {', '.join(sorted(unknown))}")
 
     @property
     def names(self) -> tuple[str, ...]:

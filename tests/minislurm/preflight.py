@@ -26,21 +26,21 @@ def program(name: str, rootfs: str | None = None) -> str | None:
     return found[len(top) :] if found else None
 
 
-def missing(rootfs: str | None = None) -> str | None:
-    """Why no cluster can be booted here, as one line; None if it can."""
+def missing(rootfs: str | None = None, *, slurm: bool = True) -> str | None:
+    """Why no cluster can be booted here, as one line; None if it can. Without `slurm`: why none can be used."""
     if os.geteuid() != 0:
-        return "minislurm must run as root: it creates namespaces and mounts (try: sudo -E)"
+        return "a Slurm on this machine needs root, for namespaces and mounts (try: sudo -E)"
     if lost := [name for name in TOOLS if not program(name)]:
         return f"missing {', '.join(lost)}: apt-get install util-linux iproute2"
     if rootfs and not os.path.isdir(rootfs):
         return f"{rootfs} is no folder; build it with: python -m tests.minislurm debootstrap {rootfs}"
-    if packages := [package for name, package in PACKAGE_OF.items() if not program(name, rootfs)]:
+    if slurm and (packages := [package for name, package in PACKAGE_OF.items() if not program(name, rootfs)]):
         inside = f"chroot {rootfs} " if rootfs else ""
         return f"missing Slurm packages: {inside}apt-get install {' '.join(packages)}"
     return None
 
 
-def demand(rootfs: str | None = None) -> None:
+def demand(rootfs: str | None = None, *, slurm: bool = True) -> None:
     """Raise Unsupported with the one line if something is missing."""
-    if why := missing(rootfs):
+    if why := missing(rootfs, slurm=slurm):
         raise Unsupported(why)

@@ -106,8 +106,8 @@ def _describe(pid: int) -> NodeProcess | None:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return None
-    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    if fields["State"].split()[0] in "ZX":
+    words = cmdline.decode(errors="replace").replace("\0", " ").strip()
+    if not words:  # a zombie, or on its way to be one
         return None
-    words = cmdline.decode(errors="replace").replace("\0", " ").strip() or f"[{fields['Name'].strip()}]"
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return NodeProcess(pid, int(fields["NSpid"].split()[-1]), words)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Union
 
 from tests.minislurm.cgroups import Cgroups
-from tests.minislurm.errors import BedError, tail
+from tests.minislurm.errors import BadInput, BedError, tail
 from tests.minislurm.layout import Layout
 from tests.minislurm.options import CONTROLLER, SWITCH, Options
 from tests.minislurm.proc import Pid, children, kill_all
@@ -38,7 +38,6 @@ class Room:
 
     def __init__(self, options: Options, layout: Layout, cgroups: Cgroups) -> None:
         self.options, self.layout, self.cgroups = options, layout, cgroups
-        self._holders: list[subprocess.Popen[bytes]] = []  # ours to reap
 
     # -- power
 
@@ -46,19 +45,16 @@ class Room:
         """Start nodes side by side and plug them in; returns when all are up."""
         switch_pid = 0 if SWITCH in nodes else self.init(SWITCH).pid
         for node in nodes:
-            self.layout.init(node).unlink(missing_ok=True)
-            script = self.layout.script(node)
-            script.write_text(node_script(self.options, self.layout, self.cgroups, node, switch_pid))
-            with open(self.layout.log(node), "ab") as log:
-                holder = subprocess.Popen(
-                    ["sh", str(script)],
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            self._holders.append(holder)
+            if self.is_on(node):
+                raise BadInput(f"node {node} is on already")
+            for record in (self.layout.init(node), self.layout.holder(node)):
+                record.unlink(missing_ok=True)
+            text = node_script(self.options, self.layout, self.cgroups, node, switch_pid)
+            self.layout.script(node).write_text(text)
+        # orphans on purpose: a node outlives whoever booted it
+        launch = 'for script; do setsid sh "$script" </dev/null & done'
+        scripts = [str(self.layout.script(node)) for node in nodes]
+        subprocess.run(["sh", "-c", launch, "sh", *scripts], cwd="/", check=True)
         self._wait_up(nodes)
         if plugged := [node for node in nodes if node != SWITCH]:
             self._switch(switch_batch(self.options, plugged))
@@ -79,14 +75,9 @@ class Room:
             raise BedError(f"these processes did not die of SIGKILL: {[p.pid for p in left]}")
         for record in records:
             record.unlink(missing_ok=True)
-        self.reap()
         if self.is_on(SWITCH):
             for node in set(nodes) - {SWITCH}:
                 self._switch(f"link del {self.options.port_of(node)}\n", check=False)
-
-    def reap(self) -> None:
-        """Collect dead nodes that are our children."""
-        self._holders = [holder for holder in self._holders if holder.poll() is None]
 
     def is_on(self, node: str) -> bool:
         init = Pid.read(self.layout.init(node))
@@ -95,7 +86,7 @@ class Room:
     def init(self, node: str) -> Pid:
         """Pid 1 of a node that is on."""
         if node not in (CONTROLLER, SWITCH, *self.options.names):
-            raise BedError(f"no node {node!r}; there are {CONTROLLER} and {', '.join(self.options.names)}")
+            raise BadInput(f"no node {node!r}; there are {CONTROLLER} and {', '.join(self.options.names)}")
         init = Pid.read(self.layout.init(node))
         if init is None or not init.alive():
             raise BedError(f"node {node} is off")
@@ -173,12 +164,20 @@ class Room:
         pipe = subprocess.PIPE
         process = self.popen(node, argv, stdin=stdin, stdout=pipe, stderr=pipe, **how)
         words = " ".join(os.fspath(arg) for arg in argv)
-        try:
-            out, err = process.communicate(input, timeout=timeout_s)
-        except subprocess.TimeoutExpired as late:
-            process.kill()
-            shown = "\n".join(str(part) for part in (late.stdout, late.stderr) if part)
-            raise BedError(f"{node}: {words}: no end after {timeout_s} s\n{shown}") from None
+        with process:
+            try:
+                out, err = process.communicate(input, timeout=timeout_s)
+            except subprocess.TimeoutExpired as late:
+                process.kill()
+                said = "\n".join(_text(part) for part in (late.stdout, late.stderr) if part)
+                raise BedError(f"{node}: {words}: no end after {timeout_s} s\n{said}".rstrip()) from None
+            except BaseException:
+                process.kill()
+                raise
         if check and process.returncode:
             raise BedError(f"{node}: {words}: exit code {process.returncode}\n{out}{err}".rstrip())
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _text(output: bytes | str) -> str:
+    return output if isinstance(output, str) else output.decode(errors="replace")

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.minislurm.errors import BedError, Unsupported
+from tests.minislurm.errors import BadInput, BedError, Unsupported
 
 SUITE = "trixie"  # Slurm 24.11
 PACKAGES = (
@@ -36,7 +36,7 @@ def debootstrap(folder: Path, suite: str = SUITE) -> None:
     if not shutil.which("debootstrap"):
         raise Unsupported("missing debootstrap: apt-get install debootstrap")
     if folder.exists() and any(folder.iterdir()):
-        raise BedError(f"{folder} is not empty")
+        raise BadInput(f"{folder} is not empty")
     mirror = find_mirror(apt_sources())
     argv = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", suite, str(folder), mirror]
     done = subprocess.run(argv, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -27,8 +27,9 @@ def node_script(options: Options, layout: Layout, cgroups: Cgroups, node: str, s
     cgroup_namespace = " --cgroup" if has_cgroup and cgroups.version == 2 else ""
     stages: dict[str, Lines] = {
         "hold": [
+            f"exec >> {quote(str(layout.log(node)))} 2>&1",
             *_record_self(layout.holder(node)),
-            f"mv {_new(layout.holder(node))} {quote(str(layout.holder(node)))}",
+            *_publish(layout.holder(node)),
             *(_make_cgroups(options, cgroups, node) if has_cgroup else []),
             f"exec unshare --net --uts --mount --ipc{cgroup_namespace} --propagation private {again} build",
         ],
@@ -43,7 +44,7 @@ def node_script(options: Options, layout: Layout, cgroups: Cgroups, node: str, s
         "init": [
             *_record_self(layout.init(node)),  # /proc is the machine's up to here: it knows our outer pid
             "mount -t proc proc /proc",
-            f"mv {_new(layout.init(node))} {quote(str(layout.init(node)))}",
+            *_publish(layout.init(node)),
             "# with SIGCHLD ignored the kernel reaps every orphan",
             "exec env --ignore-signal=CHLD sleep infinity",
         ],
@@ -64,6 +65,10 @@ def _new(record: Path) -> str:
 def _record_self(record: Path) -> Lines:
     """Note "PID START" of this shell (builtins only, else it would be another process)."""
     return ["read -r line < /proc/self/stat", "set -- $line", f'echo "$1 ${{22}}" > {_new(record)}']
+
+
+def _publish(record: Path) -> Lines:
+    return [f"mv {_new(record)} {quote(str(record))}"]
 
 
 def _ip(*commands: str) -> Lines:
