@@ -1,5 +1,7 @@
 """Turns a job description into a driver script that runs it on the head node of an allocation."""
 
+from __future__ import annotations
+
 from codegen.base import CallOrderError, TaskCodeGen
 from codegen.bundle import Bundle
 from codegen.slurm import SlurmCodeGen, render_driver, render_sbatch

@@ -1,9 +1,11 @@
 """`python -m codegen job.yaml`: print the driver of a job, or write it with its archive into a directory."""
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from codegen.bundle import Bundle
 from codegen.slurm import render_driver
@@ -16,7 +18,7 @@ RESOURCE_FIELDS = [field.name for field in dataclasses.fields(Resources)]
 TEXTS = "slurm_job_id job_id log_dir run setup task_name container_name cluster_home workdir python launcher".split()
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Returns 0, or 2 with one line on standard error."""
     parser = argparse.ArgumentParser(prog="python -m codegen", description=__doc__)
     parser.add_argument("job", help="a YAML file with the fields " + ", ".join(FIELDS))
@@ -32,7 +34,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         else:
             sys.stdout.write(driver)
     except SpecError as error:
-        print("codegen: %s" % error, file=sys.stderr)
+        print(f"codegen: {error}", file=sys.stderr)
         return protocol.EXIT_USAGE
     return 0
 
@@ -41,14 +43,14 @@ def job_from_file(path: str) -> Job:
     """The job described in a YAML file. Raises SpecError."""
     mapping = read(path, "job")
     mapping.allow(FIELDS)
-    values: Dict[str, Any] = dict(mapping.values)
+    values: dict[str, Any] = dict(mapping.values)
     for name in TEXTS:
         if isinstance(values.get(name), int):
             values[name] = str(values[name])
         mapping.get(name, (str, int), "a text")
     for name in ("job_id", "num_nodes", "log_dir"):
         if values.get(name) is None:
-            raise SpecError("%s: %s is required" % (path, name))
+            raise SpecError(f"{path}: {name} is required")
     values["cluster_ips"] = _texts(mapping)
     values["num_nodes"] = mapping.get("num_nodes", int, "a whole number")
     if "resources" in values:
@@ -56,20 +58,20 @@ def job_from_file(path: str) -> Job:
     try:
         return Job(**values)
     except (SpecError, TypeError) as error:
-        raise SpecError("%s: %s" % (path, error)) from error
+        raise SpecError(f"{path}: {error}") from error
 
 
 def _texts(mapping: YamlMapping) -> Any:
     entries = mapping.get("cluster_ips", list, "a list of addresses or host names", [])
     if not all(isinstance(entry, str) for entry in entries):
-        mapping.fail("cluster_ips", "cluster_ips=%r: use a list of texts" % (entries,))
+        mapping.fail("cluster_ips", f"cluster_ips={entries!r}: use a list of texts")
     return tuple(entries)
 
 
 def _resources(mapping: YamlMapping) -> Resources:
     nested = mapping.nested.get("resources")
     if nested is None:
-        mapping.fail("resources", "resources: use a mapping of %s" % ", ".join(RESOURCE_FIELDS))
+        mapping.fail("resources", "resources: use a mapping of {}".format(", ".join(RESOURCE_FIELDS)))
     nested.allow(RESOURCE_FIELDS)
     for name in ("cpus", "gpus"):
         nested.get(name, int, "a whole number")

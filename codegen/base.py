@@ -1,6 +1,9 @@
 """The calls that every code generator takes, and the order it takes them in."""
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 PROLOGUE, SETUP, TASK, EPILOGUE, BUILD = "add_prologue()", "add_setup()", "add_task()", "add_epilogue()", "build()"
 ORDER = (PROLOGUE, SETUP, TASK, EPILOGUE)
@@ -17,8 +20,8 @@ class TaskCodeGen:
     """
 
     def __init__(self) -> None:
-        self._called: List[str] = []
-        self._fields: Dict[str, Any] = {}
+        self._called: list[str] = []
+        self._fields: dict[str, Any] = {}
 
     def add_prologue(self, job_id: int) -> None:
         """Begin the job `job_id`."""
@@ -32,7 +35,7 @@ class TaskCodeGen:
         cluster_ips: Sequence[str],
         env_vars: Mapping[str, str],
         log_dir: str,
-        setup_cmd: Optional[str] = None,
+        setup_cmd: str | None = None,
     ) -> None:
         """What runs once on each node before any script. `cluster_ips` are all nodes' addresses, head first."""
         self._enter(SETUP)
@@ -48,11 +51,11 @@ class TaskCodeGen:
     def add_task(
         self,
         num_nodes: int,
-        bash_script: Optional[str],
-        task_name: Optional[str],
+        bash_script: str | None,
+        task_name: str | None,
         resources: Mapping[str, float],
         log_dir: str,
-        env_vars: Optional[Mapping[str, str]] = None,
+        env_vars: Mapping[str, str] | None = None,
     ) -> None:
         """The script that runs on each node. None or blank: setup only."""
         self._enter(TASK)
@@ -78,11 +81,11 @@ class TaskCodeGen:
 
     def _enter(self, call: str) -> None:
         if call in self._called:
-            raise CallOrderError("%s was called twice" % call)
+            raise CallOrderError(f"{call} was called twice")
         self._require_calls(ORDER[: ORDER.index(call)], call)
         self._called.append(call)
 
     def _require_calls(self, needed: Sequence[str], call: str) -> None:
         for earlier in needed:
             if earlier not in self._called:
-                raise CallOrderError("%s must be called before %s" % (earlier, call))
+                raise CallOrderError(f"{earlier} must be called before {call}")

@@ -1,5 +1,7 @@
 """The files of a launch as they lie on the shared home: driver, archive, secrets."""
 
+from __future__ import annotations
+
 import json
 import os
 from typing import NamedTuple
@@ -35,4 +37,4 @@ def _write(path: str, content: bytes) -> None:
             file.write(content)
         os.replace(temporary, path)
     except OSError as error:
-        raise SpecError("cannot write %s: %s" % (path, error.strerror)) from error
+        raise SpecError(f"cannot write {path}: {error.strerror}") from error

@@ -1,5 +1,7 @@
 """The one Jinja2 environment. One filter owns Python quoting, one owns shell quoting."""
 
+from __future__ import annotations
+
 import shlex
 from functools import lru_cache
 from typing import Any
@@ -19,11 +21,11 @@ def python_literal(value: Any, indent: int = 0) -> str:
     """A literal that evaluates to `value`. Long texts and collections take a line an item."""
     pad = " " * (indent + 4)
     if isinstance(value, str) and "\n" in value:
-        return "(\n%s%s)" % ("".join("%s%r\n" % (pad, line) for line in value.splitlines(keepends=True)), " " * indent)
+        return "(\n{}{})".format("".join(f"{pad}{line!r}\n" for line in value.splitlines(keepends=True)), " " * indent)
     if isinstance(value, (list, tuple)) and value:
-        return "[\n%s%s]" % ("".join("%s%r,\n" % (pad, item) for item in value), " " * indent)
+        return "[\n{}{}]".format("".join(f"{pad}{item!r},\n" for item in value), " " * indent)
     if isinstance(value, dict) and value:
-        return "{\n%s%s}" % ("".join("%s%r: %r,\n" % (pad, key, item) for key, item in value.items()), " " * indent)
+        return "{{\n{}{}}}".format("".join(f"{pad}{key!r}: {item!r},\n" for key, item in value.items()), " " * indent)
     return repr(value)
 
 

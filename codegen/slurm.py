@@ -1,6 +1,8 @@
 """The driver for a Slurm allocation: a background `srun --exclusive` for the run, `srun --overlap` for setup."""
 
-from typing import List, Mapping, Optional, Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 from codegen.base import BUILD, ORDER, TaskCodeGen
 from codegen.bundle import Bundle
@@ -17,7 +19,7 @@ class SlurmCodeGen(TaskCodeGen):
     `container_name` is the pyxis container that the allocation keeps; every srun enters it.
     """
 
-    def __init__(self, slurm_job_id: str, container_name: Optional[str] = None) -> None:
+    def __init__(self, slurm_job_id: str, container_name: str | None = None) -> None:
         super().__init__()
         self._fields.update(slurm_job_id=str(slurm_job_id), container_name=container_name)
 
@@ -52,7 +54,7 @@ def render_driver(job: Job) -> str:
     )
 
 
-def run_options(job: Job) -> List[str]:
+def run_options(job: Job) -> list[str]:
     """srun's options for the run step. `--wait=0`: a rank that ends early does not end the others."""
     return [
         *_common_options(job, "gangrun-" + job.job_id),
@@ -62,20 +64,18 @@ def run_options(job: Job) -> List[str]:
     ]
 
 
-def setup_options(job: Job) -> List[str]:
+def setup_options(job: Job) -> list[str]:
     """srun's options for the setup step, which shares the nodes that the run step already holds."""
     return [
-        *_common_options(job, "gangrun-%s-setup" % job.job_id),
+        *_common_options(job, f"gangrun-{job.job_id}-setup"),
         "--overlap",
         "--cpus-per-task=%d" % job.resources.cpus,
         "--mem=0",
     ]
 
 
-def _common_options(job: Job, name: str) -> List[str]:
-    container = (
-        ["--container-name=%s:exec" % job.container_name, "--container-remap-root"] if job.container_name else []
-    )
+def _common_options(job: Job, name: str) -> list[str]:
+    container = [f"--container-name={job.container_name}:exec", "--container-remap-root"] if job.container_name else []
     return [
         "--job-name=" + name,
         "--nodes=%d" % job.num_nodes,
@@ -120,6 +120,6 @@ def render_sbatch(job: Job, driver: str, output: str, extra: Sequence[str] = ())
 def _directive(option: str) -> str:
     """An option as a #SBATCH line carries it: one line, quoted where it holds blanks."""
     if "\n" in option or '"' in option:
-        raise SpecError("sbatch option %r: a line break or a double quote cannot stand in a batch script" % option)
+        raise SpecError(f"sbatch option {option!r}: a line break or a double quote cannot stand in a batch script")
     name, separator, value = option.partition("=")
-    return '%s%s"%s"' % (name, separator, value) if any(c in value for c in " \t#'\\") else option
+    return f'{name}{separator}"{value}"' if any(c in value for c in " \t#'\\") else option

@@ -1,9 +1,12 @@
 """The job description, and everything that can be wrong with it, found before anything is written or started."""
 
+from __future__ import annotations
+
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any
 
 from executor import protocol
 
@@ -20,14 +23,14 @@ class Resources:
 
     cpus: int = 1
     gpus: int = 0
-    gpu_type: Optional[str] = None
+    gpu_type: str | None = None
 
     def __post_init__(self) -> None:
         _require(self.cpus >= 1, "cpus", self.cpus, "1 or more")
         _require(self.gpus >= 0, "gpus", self.gpus, "0 or more")
 
     @classmethod
-    def from_dict(cls, resources: Mapping[str, float]) -> "Resources":
+    def from_dict(cls, resources: Mapping[str, float]) -> Resources:
         """`{"CPU": 3.5, "H100": 8}`: fractions of CPUs and GPUs are rounded up to whole ones.
 
         Raises SpecError for more than one accelerator type and for counts that are no numbers.
@@ -35,7 +38,7 @@ class Resources:
         counts = {name: _count(name, value) for name, value in resources.items()}
         accelerators = {name: count for name, count in counts.items() if name not in ("CPU", "memory", "mem")}
         if len(accelerators) > 1:
-            raise SpecError("resources: at most one accelerator type is allowed, found %s" % sorted(accelerators))
+            raise SpecError(f"resources: at most one accelerator type is allowed, found {sorted(accelerators)}")
         kind, count = next(iter(accelerators.items()), (None, 0))
         return cls(cpus=max(1, counts.get("CPU", 1)), gpus=count, gpu_type=kind)
 
@@ -53,19 +56,19 @@ class Job:
     job_id: str
     num_nodes: int
     log_dir: str
-    slurm_job_id: Optional[str] = None
-    cluster_ips: Tuple[str, ...] = ()
-    run: Optional[str] = None
-    setup: Optional[str] = None
+    slurm_job_id: str | None = None
+    cluster_ips: tuple[str, ...] = ()
+    run: str | None = None
+    setup: str | None = None
     task_name: str = "task"
     resources: Resources = field(default_factory=Resources)
     env_vars: Mapping[str, str] = field(default_factory=dict)
     setup_env_vars: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
-    container_name: Optional[str] = None
-    cluster_home: Optional[str] = None
-    workdir: Optional[str] = None
-    python: Optional[str] = None
+    container_name: str | None = None
+    cluster_home: str | None = None
+    workdir: str | None = None
+    python: str | None = None
     grace_s: float = protocol.DEFAULT_GRACE_S
     liveness_timeout_s: float = protocol.DEFAULT_LIVENESS_TIMEOUT_S
     launcher: str = "srun"
@@ -104,18 +107,18 @@ class Job:
             object.__setattr__(self, name, checked_variables(getattr(self, name), name))
 
     @property
-    def setup_script(self) -> Optional[str]:
+    def setup_script(self) -> str | None:
         return _script(self.setup)
 
     @property
-    def run_script(self) -> Optional[str]:
+    def run_script(self) -> str | None:
         return _script(self.run)
 
 
-def checked_variables(variables: Mapping[str, Any], field_name: str) -> Dict[str, str]:
+def checked_variables(variables: Mapping[str, Any], field_name: str) -> dict[str, str]:
     """Variables as strings, each one fit for execve(2). Raises SpecError."""
     for name, value in variables.items():
-        where = "%s[%r]" % (field_name, name)
+        where = f"{field_name}[{name!r}]"
         _require(
             isinstance(name, str) and name.isascii() and name.isidentifier(),
             where,
@@ -124,7 +127,7 @@ def checked_variables(variables: Mapping[str, Any], field_name: str) -> Dict[str
             show=False,
         )
         _require(isinstance(value, (str, int, float)), where, type(value).__name__, "a string or a number")
-        size = len(os.fsencode("%s=%s" % (name, value))) + 1
+        size = len(os.fsencode(f"{name}={value}")) + 1
         _require(
             size <= protocol.LONGEST_ENV_BYTES,
             where,
@@ -135,13 +138,13 @@ def checked_variables(variables: Mapping[str, Any], field_name: str) -> Dict[str
     return {name: str(value) for name, value in variables.items()}
 
 
-def _script(text: Optional[str]) -> Optional[str]:
+def _script(text: str | None) -> str | None:
     return text if text is not None and text.strip() else None
 
 
 def _count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise SpecError("resources[%r]=%r: use a number, 0 or more" % (name, value))
+        raise SpecError(f"resources[{name!r}]={value!r}: use a number, 0 or more")
     return math.ceil(value)
 
 
@@ -156,4 +159,4 @@ def _is_file_name(text: object) -> bool:
 
 def _require(holds: bool, field_name: str, value: object, allowed: str, show: bool = True) -> None:
     if not holds:
-        raise SpecError("%s%s: use %s" % (field_name, "=%r" % (value,) if show else " is not allowed", allowed))
+        raise SpecError("{}{}: use {}".format(field_name, f"={value!r}" if show else " is not allowed", allowed))

@@ -1,6 +1,9 @@
 """Reads a YAML mapping so that every complaint can name the file and the line."""
 
-from typing import Any, Dict, Mapping, NamedTuple, NoReturn, Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
@@ -14,13 +17,13 @@ class YamlMapping(NamedTuple):
     name: str  # what it is, for messages: "task", "resources"
     values: Mapping[str, Any]
     lines: Mapping[str, int]
-    nested: Mapping[str, "YamlMapping"]
+    nested: Mapping[str, YamlMapping]
 
     def allow(self, keys: Sequence[str]) -> None:
         """Raises SpecError for the first key that is not one of these."""
         for key in self.values:
             if key not in keys:
-                self.fail(key, "unknown key %r in %s; allowed are %s" % (key, self.name, ", ".join(keys)))
+                self.fail(key, "unknown key {!r} in {}; allowed are {}".format(key, self.name, ", ".join(keys)))
 
     def get(self, key: str, kinds: Any, allowed: str, default: Any = None) -> Any:
         """The value of a key. Raises SpecError unless it is of one of these types."""
@@ -28,7 +31,7 @@ class YamlMapping(NamedTuple):
         if value is default:
             return default
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            self.fail(key, "%s=%r: use %s" % (key, value, allowed))
+            self.fail(key, f"{key}={value!r}: use {allowed}")
         return value
 
     def fail(self, key: str, message: str) -> NoReturn:
@@ -41,20 +44,20 @@ def read(path: str, name: str) -> YamlMapping:
         with open(path, encoding="utf-8") as file:
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError("%s: %s" % (path, getattr(error, "strerror", None) or error)) from error
+        raise SpecError("{}: {}".format(path, getattr(error, "strerror", None) or error)) from error
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise SpecError(_syntax_error(path, error)) from error
     if not isinstance(node, yaml.MappingNode):
-        raise SpecError("%s:1: a %s file is a mapping of keys to values" % (path, name))
+        raise SpecError(f"{path}:1: a {name} file is a mapping of keys to values")
     return _mapping(path, name, node)
 
 
 def _mapping(path: str, name: str, node: yaml.MappingNode) -> YamlMapping:
-    values: Dict[str, Any] = {}
-    lines: Dict[str, int] = {}
-    nested: Dict[str, YamlMapping] = {}
+    values: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    nested: dict[str, YamlMapping] = {}
     for key_node, value_node in node.value:
         key, line = str(key_node.value), key_node.start_mark.line + 1
         if key in lines:

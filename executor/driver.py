@@ -5,13 +5,16 @@ in status.json, events.jsonl, exit_code, and its own exit code. Whatever way it 
 files with it.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Type
+from typing import Any, NamedTuple, NoReturn
 
 from executor import environment, protocol, slurm_commands
 from executor.gang import prepare_records
@@ -20,9 +23,13 @@ from executor.launchdir import JobDirectory
 from executor.loop import Arrival, Loop
 from executor.process import reap
 from executor.protocol import GangrunError, UsageError
-from executor.shared import Record, Signal, read_record, write_in_place, write_private
+from executor.shared import Signal, read_record, write_in_place, write_private
 from executor.step import Step
 from executor.verdict import Verdict, judge
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from executor.shared import Record
 
 HEARTBEAT_S = 5.0
 POLL_LONGEST_S = 0.2
@@ -42,15 +49,15 @@ class Job(NamedTuple):
     num_nodes: int
     cluster_ips: Sequence[str]
     log_dir: str
-    env_vars: Dict[str, str] = {}
-    setup_env_vars: Dict[str, str] = {}
-    cluster_home: Optional[str] = None
-    workdir: Optional[str] = None
-    secrets_file: Optional[str] = None
+    env_vars: dict[str, str] = {}
+    setup_env_vars: dict[str, str] = {}
+    cluster_home: str | None = None
+    workdir: str | None = None
+    secrets_file: str | None = None
     grace_s: float = protocol.DEFAULT_GRACE_S
     liveness_timeout_s: float = protocol.DEFAULT_LIVENESS_TIMEOUT_S
-    python: Optional[str] = None  # on the nodes; default: the interpreter that runs the driver
-    archive: Optional[str] = None
+    python: str | None = None  # on the nodes; default: the interpreter that runs the driver
+    archive: str | None = None
     remove_at_end: Sequence[str] = ()
 
 
@@ -75,15 +82,15 @@ class Driver:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._steps: Dict[int, Step] = {}
-        self._run: Optional[Step] = None
-        self._setup: Optional[Step] = None
-        self._allocation: Dict[str, str] = {}
+        self._steps: dict[int, Step] = {}
+        self._run: Step | None = None
+        self._setup: Step | None = None
+        self._allocation: dict[str, str] = {}
         self._beats = 0
         self._is_cancelling = False
         self.exit_code = protocol.EXIT_INFRASTRUCTURE
 
-    def __enter__(self) -> "Driver":
+    def __enter__(self) -> Driver:
         job = self._job
         home = job.cluster_home or os.path.expanduser("~")
         self._directory = JobDirectory(protocol.job_directory(home, job.slurm_job_id, job.job_id), job._asdict())
@@ -164,7 +171,7 @@ class Driver:
     # --- the end
 
     def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         verdict = self._verdict_of(error)
         try:
@@ -176,7 +183,7 @@ class Driver:
                 _remove(path)
         return kind is None or isinstance(error, (Ended, Cancelled, GangrunError, OSError, KeyboardInterrupt))
 
-    def _verdict_of(self, error: Optional[BaseException]) -> Verdict:
+    def _verdict_of(self, error: BaseException | None) -> Verdict:
         if isinstance(error, Ended):
             return error.verdict
         if isinstance(error, Cancelled):
@@ -184,7 +191,7 @@ class Driver:
             return self._cancel_verdict(error.number)
         if error is None:
             return Verdict(protocol.SUCCEEDED, 0, [])
-        return Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, "the driver failed: %s" % error)
+        return Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, f"the driver failed: {error}")
 
     def _cancel_verdict(self, number: int) -> Verdict:
         """A failure that came before the cancel stands; nothing that ends after it is a success."""
@@ -203,21 +210,21 @@ class Driver:
         self._directory.end(verdict, ranks)
         self._summarize(verdict, ranks)
 
-    def _summarize(self, verdict: Verdict, ranks: List[Dict[str, Any]]) -> None:
+    def _summarize(self, verdict: Verdict, ranks: list[dict[str, Any]]) -> None:
         code = "" if verdict.state == protocol.SUCCEEDED else ", exit code %d" % verdict.exit_code
-        self._say("job %s %s%s after %.1f s" % (self._job.job_id, verdict.state, code, self._directory.age_s))
+        self._say(f"job {self._job.job_id} {verdict.state}{code} after {self._directory.age_s:.1f} s")
         if verdict.reason:
             self._say(verdict.reason)
         if any(verdict.codes) and ranks:
-            self._say("exit codes by rank: [%s]" % ", ".join(str(code) for code in verdict.codes))
+            self._say("exit codes by rank: [{}]".format(", ".join(str(code) for code in verdict.codes)))
         if verdict.first_failed is not None:
             self._show_tail(str(ranks[verdict.first_failed]["log"]))
-        self._say("logs are in %s" % self._job.log_dir)
+        self._say(f"logs are in {self._job.log_dir}")
 
     def _show_tail(self, log: str) -> None:
         lines = _tail(os.path.join(self._job.log_dir, log))
         if lines:
-            self._say("the end of %s:" % log)
+            self._say(f"the end of {log}:")
             os.write(1, b"".join(b"    | " + line + b"\n" for line in lines))
 
     # --- steps
@@ -233,8 +240,8 @@ class Driver:
             "--cluster-home-dir=" + (job.cluster_home or os.path.expanduser("~")),
             "--task-name=" + job.task_name,
             "--proctrack=" + slurm_commands.proctrack_type(),
-            "--grace-s=%g" % job.grace_s,
-            "--liveness-timeout-s=%g" % job.liveness_timeout_s,
+            f"--grace-s={job.grace_s:g}",
+            f"--liveness-timeout-s={job.liveness_timeout_s:g}",
             *(["--workdir=" + job.workdir] if job.workdir else []),
         ]  # fmt: skip
         step = Step.start(name, argv, environment.without_step(os.environ), self._loop)
@@ -246,7 +253,7 @@ class Driver:
         assert self._run is not None, "start_run comes first"
         return self._run
 
-    def _wait_for(self, step: Step, patience_s: Optional[float] = None) -> bool:
+    def _wait_for(self, step: Step, patience_s: float | None = None) -> bool:
         """Until srun has ended; False if that took longer than `patience_s`."""
         deadline = None if patience_s is None else time.monotonic() + patience_s
         while step.code is None:
@@ -277,7 +284,7 @@ class Driver:
         if any(records):  # the step did start, and a rank ended it before rank 0 could say so
             self._directory.enter(protocol.RUNNING)
             raise Ended(judge(records, run.code or 0, run.words, was_cancelled=False))
-        words = run.words.strip() or "srun ended with code %s and said nothing" % run.code
+        words = run.words.strip() or f"srun ended with code {run.code} and said nothing"
         raise Ended(
             Verdict(
                 protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, "the run step could not start: " + words
@@ -352,15 +359,15 @@ class Driver:
     def _num_ranks(self) -> int:
         return self._job.num_nodes
 
-    def _records(self, is_setup: bool) -> List[Optional[Record]]:
+    def _records(self, is_setup: bool) -> list[Record | None]:
         return [_quiet_record(self.launch.record(rank, is_setup)) for rank in range(self._num_ranks())]
 
-    def _variables(self, own: Dict[str, str]) -> Dict[str, str]:
+    def _variables(self, own: dict[str, str]) -> dict[str, str]:
         # srun gives its step's name to SLURM_JOB_NAME; a script wants the job's.
         names = {name: os.environ[name] for name in (protocol.SLURM_JOB_NAME,) if name in os.environ}
         return {**own, **self._secrets(), **names}
 
-    def _secrets(self) -> Dict[str, str]:
+    def _secrets(self) -> dict[str, str]:
         path = self._job.secrets_file
         if path is None:
             return {}
@@ -368,7 +375,7 @@ class Driver:
             with open(path, encoding="utf-8") as file:
                 return environment.checked(json.load(file), path)
         except (OSError, ValueError) as error:
-            raise UsageError("secrets file %s: %s" % (path, error)) from error
+            raise UsageError(f"secrets file {path}: {error}") from error
 
     def _private(self, path: str, text: str) -> str:
         write_private(path, text.encode("utf-8", "surrogateescape"))
@@ -376,7 +383,7 @@ class Driver:
 
     def _say(self, text: str) -> None:
         try:
-            os.write(1, ("gangrun: %s\n" % text).encode("utf-8", "surrogateescape"))
+            os.write(1, (f"gangrun: {text}\n").encode("utf-8", "surrogateescape"))
         except OSError:
             pass
 
@@ -385,13 +392,11 @@ def this_slurm_job() -> str:
     """The job that this process runs in. Exits where there is none."""
     job_id = os.environ.get(protocol.SLURM_JOB_ID)
     if not job_id:
-        sys.exit(
-            "gangrun: %s is not set: run this driver inside an allocation (sbatch, salloc)" % protocol.SLURM_JOB_ID
-        )
+        sys.exit(f"gangrun: {protocol.SLURM_JOB_ID} is not set: run this driver inside an allocation (sbatch, salloc)")
     return job_id
 
 
-def nodes_of_this_job() -> List[str]:
+def nodes_of_this_job() -> list[str]:
     """The names of the allocation's nodes, in Slurm's order: the first is the head."""
     return expand_hosts(os.environ.get(protocol.SLURM_JOB_NODELIST, ""), protocol.SLURM_JOB_NODELIST)
 
@@ -401,7 +406,7 @@ def gpu_request(slurm_job_id: str, count: int) -> str:
     return slurm_commands.gpu_request(slurm_job_id, count)
 
 
-def local_launcher(archive: str) -> List[str]:
+def local_launcher(archive: str) -> list[str]:
     """The stand-in for srun on a machine without Slurm."""
     return (
         [sys.executable, "-I", "-S", archive, "local"]
@@ -416,12 +421,12 @@ def main(body: Any, job: Job) -> int:
         with Driver(job) as driver:
             body(driver)
     except GangrunError as error:
-        print("gangrun: %s" % error, file=sys.stderr)
+        print(f"gangrun: {error}", file=sys.stderr)
         return error.exit_code
     return driver.exit_code
 
 
-def _executor_command(job: Job) -> List[str]:
+def _executor_command(job: Job) -> list[str]:
     python = job.python or sys.executable or "python3"
     if job.archive is not None and os.path.exists(job.archive):
         return [python, "-I", "-S", job.archive]
@@ -435,15 +440,15 @@ def _remove(path: str) -> None:
         pass
 
 
-def _quiet_record(path: str) -> Optional[Record]:
+def _quiet_record(path: str) -> Record | None:
     try:
         return read_record(path)
     except OSError:
         return None
 
 
-def _rank_report(rank: int, record: Optional[Record], verdict: Verdict) -> Dict[str, Any]:
-    report: Dict[str, Any] = {
+def _rank_report(rank: int, record: Record | None, verdict: Verdict) -> dict[str, Any]:
+    report: dict[str, Any] = {
         key: (record or {}).get(key) for key in ("node", "host", "address", "state", "started", "ended", "why")
     }
     index = (
@@ -456,7 +461,7 @@ def _rank_report(rank: int, record: Optional[Record], verdict: Verdict) -> Dict[
     return report
 
 
-def _tail(path: str, lines: int = TAIL_LINES, limit_bytes: int = 8192) -> List[bytes]:
+def _tail(path: str, lines: int = TAIL_LINES, limit_bytes: int = 8192) -> list[bytes]:
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -3,28 +3,47 @@
 Slurm's commands are not used: they may not exist inside a container.
 """
 
-import socket
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from __future__ import annotations
+
+import _socket as socket  # `socket` itself costs every node 9 ms: enums, selectors
 
 from executor import interfaces, protocol
 from executor.protocol import GangrunError, UsageError
 
-Environ = Dict[str, str]
-Resolver = Callable[[str], Optional[str]]
+TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Callable, Optional
+
+    Environ = dict[str, str]
+    Resolver = Callable[[str], Optional[str]]
+
+
 LARGEST_HOST_LIST = 65536
 
 
-class Identity(NamedTuple):
-    """One rank of the step, and the node it runs on."""
+class Identity:
+    """One rank of the step, and the node it runs on. `node_index` is the node's place in the cluster's list."""
 
-    rank: int
-    num_ranks: int
-    node_index: int  # the node's place in the cluster's list, not in the step
-    address: str
-    host: str  # SLURMD_NODENAME
-    hosts: Tuple[str, ...]  # of the step; rank r runs on hosts[r], unless `ranks_are_shuffled`
-    ranks_are_shuffled: bool
-    warning: str
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        node_index: int,
+        address: str,
+        host: str,
+        hosts: tuple[str, ...],
+        ranks_are_shuffled: bool = False,
+        warning: str = "",
+    ) -> None:
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.node_index = node_index
+        self.address = address
+        self.host = host  # SLURMD_NODENAME
+        self.hosts = hosts  # of the step; rank r runs on hosts[r], unless ranks_are_shuffled
+        self.ranks_are_shuffled = ranks_are_shuffled
+        self.warning = warning
 
     @property
     def node(self) -> str:
@@ -34,8 +53,8 @@ class Identity(NamedTuple):
 def resolve(
     environ: Environ,
     cluster_ips: Sequence[str],
-    lookup: Optional[Resolver] = None,
-    local_addresses: Optional[Callable[[], List[str]]] = None,
+    lookup: Resolver | None = None,
+    local_addresses: Callable[[], list[str]] | None = None,
 ) -> Identity:
     """Find this process's place. Raises GangrunError that shows every value that was tried."""
     lookup = lookup or address_of
@@ -55,53 +74,53 @@ def resolve(
     return Identity(rank, num_ranks, index, address, here, tuple(hosts), shuffled, warning)
 
 
-def step_hosts(environ: Environ) -> List[str]:
+def step_hosts(environ: Environ) -> list[str]:
     """The nodes of this step in Slurm's order; of the job where the step is not told (an older site)."""
     for name in (protocol.SLURM_STEP_NODELIST, protocol.SLURM_JOB_NODELIST, protocol.SLURM_NODELIST):
         if environ.get(name):
             return expand_hosts(environ[name], name)
-    raise UsageError("%s is not set: start this under srun" % protocol.SLURM_STEP_NODELIST)
+    raise UsageError(f"{protocol.SLURM_STEP_NODELIST} is not set: start this under srun")
 
 
-def expand_hosts(text: str, name: str = "host list") -> List[str]:
+def expand_hosts(text: str, name: str = "host list") -> list[str]:
     """`n[001-003],m1` as Slurm writes it -> its hosts. Raises UsageError that quotes the text."""
     import hostlist
 
     try:
         if not text.strip() or text != text.strip() or ",," in text or text.endswith(","):
             raise hostlist.BadHostlist("empty element")
-        hosts: List[str] = hostlist.expand_hostlist(text, allow_duplicates=True)
+        hosts: list[str] = hostlist.expand_hostlist(text, allow_duplicates=True)
     except hostlist.BadHostlist as error:
-        raise UsageError("%s=%r is not a host list: %s" % (name, text, error)) from error
+        raise UsageError(f"{name}={text!r} is not a host list: {error}") from error
     bad = [host for host in hosts if not host or any(c in host for c in "[]{}(), \t\n")]
     if bad or not hosts or len(hosts) > LARGEST_HOST_LIST:
-        raise UsageError("%s=%r is not a host list: %r" % (name, text, bad[:1] or len(hosts)))
+        raise UsageError(f"{name}={text!r} is not a host list: {bad[:1] or len(hosts)!r}")
     if len(set(hosts)) != len(hosts):
-        raise UsageError("%s=%r names a host twice" % (name, text))
+        raise UsageError(f"{name}={text!r} names a host twice")
     return hosts
 
 
 def node_ips(
-    me: Identity, cluster_ips: Sequence[str], hosts_by_rank: Sequence[str], lookup: Optional[Resolver] = None
-) -> List[str]:
+    me: Identity, cluster_ips: Sequence[str], hosts_by_rank: Sequence[str], lookup: Resolver | None = None
+) -> list[str]:
     """The address of every rank, in rank order; an entry of the cluster's list where one is meant."""
     lookup = lookup or address_of
     known = {normal(entry): entry for entry in cluster_ips}
     return [me.address if host == me.host else _peer_address(host, known, lookup) for host in hosts_by_rank]
 
 
-def _peer_address(host: str, known: Dict[str, str], lookup: Resolver) -> str:
+def _peer_address(host: str, known: dict[str, str], lookup: Resolver) -> str:
     address = lookup(host)
     if address is None:
         raise GangrunError(
-            "no address for host %r of %s: the name does not resolve here" % (host, protocol.SLURM_STEP_NODELIST)
+            f"no address for host {host!r} of {protocol.SLURM_STEP_NODELIST}: the name does not resolve here"
         )
     return known.get(address, address)
 
 
 def _find_node(
-    environ: Environ, here: str, cluster_ips: Sequence[str], lookup: Resolver, local_addresses: Callable[[], List[str]]
-) -> Tuple[int, str, str]:
+    environ: Environ, here: str, cluster_ips: Sequence[str], lookup: Resolver, local_addresses: Callable[[], list[str]]
+) -> tuple[int, str, str]:
     """Index in the cluster's list, own address, and a warning if the place had to be inferred."""
     own_name = socket.gethostname()
     entries = [normal(entry) for entry in cluster_ips]
@@ -128,8 +147,8 @@ def _find_node(
 
 
 def _place_in_job(
-    environ: Environ, here: str, cluster_ips: Sequence[str], tried: Tuple[object, ...]
-) -> Tuple[int, str, str]:
+    environ: Environ, here: str, cluster_ips: Sequence[str], tried: tuple[object, ...]
+) -> tuple[int, str, str]:
     """Last resort: the list follows the job's node list, as `scontrol show hostnames` prints it."""
     job_hosts = expand_hosts(environ[protocol.SLURM_JOB_NODELIST]) if environ.get(protocol.SLURM_JOB_NODELIST) else []
     if here in job_hosts and len(job_hosts) == len(cluster_ips):
@@ -140,8 +159,9 @@ def _place_in_job(
         return position, cluster_ips[position], warning
     own_name, by_name, own, by_node_name = tried
     raise GangrunError(
-        "this node is not in --cluster-ips=%s; tried: host name %s -> %s, interface addresses %s, %s=%s -> %s"
-        % (",".join(cluster_ips), own_name, by_name, own, protocol.SLURMD_NODENAME, here, by_node_name)
+        "this node is not in --cluster-ips={}; tried: host name {} -> {}, interface addresses {}, {}={} -> {}".format(
+            ",".join(cluster_ips), own_name, by_name, own, protocol.SLURMD_NODENAME, here, by_node_name
+        )
     )
 
 
@@ -156,17 +176,18 @@ def _own_address(entry: str, here: str, own: Sequence[str], lookup: Resolver) ->
     return own[0] if own else entry
 
 
-def _is_usable(address: Optional[str]) -> bool:
+def _is_usable(address: str | None) -> bool:
     return address is not None and not address.startswith(protocol.LOOPBACK_PREFIX) and address != "::1"
 
 
-def address_of(name: str) -> Optional[str]:
+def address_of(name: str) -> str | None:
     """The address of a host name, IPv4 before IPv6, or None. An address stands for itself."""
     if is_address(name):
         return normal(name)
+    plain = name.encode() if name.isascii() else name  # bytes: a text would load the IDNA codec, 2 ms
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
-            return normal(str(socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)[0][4][0]))
+            return normal(str(socket.getaddrinfo(plain, None, family, socket.SOCK_STREAM)[0][4][0]))
         except OSError:
             continue
     return None
@@ -193,10 +214,10 @@ def is_address(text: str) -> bool:
     return False
 
 
-def _number(environ: Environ, name: str, default: Optional[int] = None) -> int:
+def _number(environ: Environ, name: str, default: int | None = None) -> int:
     text = environ.get(name, "")
     if not text and default is not None:
         return default
     if not text.isdigit():
-        raise UsageError("%s=%r is not a number: start this under srun" % (name, text))
+        raise UsageError(f"{name}={text!r} is not a number: start this under srun")
     return int(text)

@@ -1,11 +1,13 @@
 """A job's directory on the shared home: its lock, its attempts, its status, its events."""
 
+from __future__ import annotations
+
 import fcntl
 import json
 import os
 import socket
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from executor import protocol
 from executor.protocol import GangrunError
@@ -18,12 +20,12 @@ LOCK_NAME = "lock"
 class JobDirectory:
     """<cluster_home>/.gangrun/<slurm_job_id>/<job_id>/. One driver at a time; a terminal state is never overwritten."""
 
-    def __init__(self, path: str, facts: Dict[str, Any]) -> None:
+    def __init__(self, path: str, facts: dict[str, Any]) -> None:
         self.path = path
         self._begun = time.monotonic()
         self._lock = -1
-        self._launch: Optional[protocol.Launch] = None
-        self._status: Dict[str, Any] = {
+        self._launch: protocol.Launch | None = None
+        self._status: dict[str, Any] = {
             "version": protocol.VERSION,
             "job_id": facts["job_id"],
             "slurm_job_id": facts["slurm_job_id"],
@@ -48,7 +50,7 @@ class JobDirectory:
             self._remove(protocol.EXIT_CODE_NAME)
             self._launch = protocol.Launch(self._unused_directory())
         except OSError as error:
-            raise GangrunError("cannot write the job's directory %s: %s" % (self.path, error.strerror)) from error
+            raise GangrunError(f"cannot write the job's directory {self.path}: {error.strerror}") from error
         return self._launch
 
     def enter(self, state: str) -> None:
@@ -60,7 +62,7 @@ class JobDirectory:
         self._publish()
         self.note("state", state=state)
 
-    def end(self, verdict: Verdict, ranks: List[Dict[str, Any]]) -> None:
+    def end(self, verdict: Verdict, ranks: list[dict[str, Any]]) -> None:
         """Enter the terminal state, with all that is known."""
         first = None if verdict.first_failed is None else ranks[verdict.first_failed]
         self._status.update(
@@ -105,7 +107,7 @@ class JobDirectory:
         except BlockingIOError:
             holder = os.read(self._lock, 200).decode("utf-8", "replace").strip()
             raise GangrunError(
-                "another driver of this job is running (%s); its directory is %s" % (holder, self.path)
+                f"another driver of this job is running ({holder}); its directory is {self.path}"
             ) from None
         except OSError:
             pass  # a file system without locks: attempts have directories of their own all the same
@@ -120,7 +122,7 @@ class JobDirectory:
             except FileExistsError:
                 continue
             return base + suffix
-        raise GangrunError("%s has been used a thousand times" % base)
+        raise GangrunError(f"{base} has been used a thousand times")
 
     def _publish(self) -> None:
         write_atomic(os.path.join(self.path, protocol.STATUS_NAME), json.dumps(self._status, indent=1).encode() + b"\n")

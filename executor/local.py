@@ -4,10 +4,12 @@
 127.0.0.1, 127.0.0.2, ... as node names and addresses. srun's other options are accepted and mean nothing here.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import sys
-from typing import Dict, List, NoReturn, Optional, Tuple
+from typing import NoReturn
 
 from executor import environment, protocol
 from executor.loop import Arrival, Loop
@@ -21,12 +23,12 @@ KILL_WAIT_S = 30.0  # Slurm's own default
 class Local:
     """One local step: starts the tasks, merges their output by whole lines, ends all when one fails."""
 
-    def __init__(self, num_nodes: int, command: List[str], kill_on_bad_exit: bool) -> None:
+    def __init__(self, num_nodes: int, command: list[str], kill_on_bad_exit: bool) -> None:
         self._num_nodes = num_nodes
         self._command = command
         self._kill_on_bad_exit = kill_on_bad_exit
-        self._tasks: Dict[int, int] = {}
-        self._pipes: Dict[int, bytes] = {}
+        self._tasks: dict[int, int] = {}
+        self._pipes: dict[int, bytes] = {}
         self._code = 0
         self._is_stopping = False
         self._loop = Loop(self._on_signal)
@@ -51,7 +53,7 @@ class Local:
         self._pipes[pipe] = b""
         self._loop.watch(pipe, lambda: self._pass_on(pipe))
 
-    def _environ(self, rank: int) -> Dict[str, str]:
+    def _environ(self, rank: int) -> dict[str, str]:
         hosts = ",".join(protocol.local_address(index) for index in range(self._num_nodes))
         return {
             **environment.without_step(os.environ),
@@ -118,7 +120,7 @@ class Local:
             self._loop.stop()
 
 
-def parse(argv: List[str]) -> Tuple[int, List[str], bool]:
+def parse(argv: list[str]) -> tuple[int, list[str], bool]:
     """(nodes, command, kill on bad exit). Raises UsageError."""
     nodes, kills, words = "1", False, list(argv)
     while words and words[0].startswith("-"):
@@ -126,17 +128,17 @@ def parse(argv: List[str]) -> Tuple[int, List[str], bool]:
         nodes = value if flag == "--nodes" else nodes
         kills = value != "0" if flag == "--kill-on-bad-exit" else kills
     if not nodes.isdigit() or int(nodes) < 1:
-        raise UsageError("--nodes=%r is not a whole number of 1 or more" % nodes)
+        raise UsageError(f"--nodes={nodes!r} is not a whole number of 1 or more")
     if not words:
         raise UsageError("usage: python -m executor.local --nodes=N COMMAND [ARG ...]")
     return int(nodes), words, kills
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     try:
         return Local(*parse(sys.argv[1:] if argv is None else argv)).run()
     except GangrunError as error:
-        os.write(2, ("local: %s\n" % error).encode())
+        os.write(2, (f"local: {error}\n").encode())
         return error.exit_code
 
 

@@ -4,22 +4,29 @@ Signals are blocked in every thread and taken by one small thread with sigwaitin
 who sent one. It does nothing but write what it saw into a pipe that the loop reads.
 """
 
+from __future__ import annotations
+
 import _thread
 import os
 import select
 import signal
 import time
-from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional
+
+TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-WATCHED: FrozenSet[int] = frozenset((*FORWARDED, signal.SIGCHLD))
+WATCHED: frozenset[int] = frozenset((*FORWARDED, signal.SIGCHLD))
 
 
-class Arrival(NamedTuple):
+class Arrival:
     """A signal and the process that sent it (0 for the kernel and for other pid namespaces)."""
 
-    number: int
-    sender: int
+    def __init__(self, number: int, sender: int) -> None:
+        self.number = number
+        self.sender = sender
 
 
 class Timer:
@@ -31,7 +38,7 @@ class Timer:
         self.longest_s = longest_s
         self.restart()
 
-    def restart(self, delay_s: Optional[float] = None) -> None:
+    def restart(self, delay_s: float | None = None) -> None:
         self.interval_s = self.first_s if delay_s is None else delay_s
         self.due = time.monotonic() + self.interval_s
 
@@ -47,8 +54,8 @@ class Loop:
     def __init__(self, on_signal: Callable[[Arrival], None]) -> None:
         self.on_signal = on_signal
         self._poll = select.poll()
-        self._callbacks: Dict[int, Callable[[], None]] = {}
-        self._timers: List[Timer] = []
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._timers: list[Timer] = []
         self._result: Any = None
         self._stopped = False
 
@@ -82,7 +89,7 @@ class Loop:
         timer = self.every(delay_s, delay_s, once)
         return timer
 
-    def cancel(self, timer: Optional[Timer]) -> None:
+    def cancel(self, timer: Timer | None) -> None:
         if timer in self._timers:
             self._timers.remove(timer)
 
@@ -107,7 +114,7 @@ class Loop:
             if timer in self._timers:
                 timer.fire()
 
-    def _wait_ms(self) -> Optional[int]:
+    def _wait_ms(self) -> int | None:
         if not self._timers:
             return None
         wait_s = min(timer.due for timer in self._timers) - time.monotonic()

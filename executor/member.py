@@ -1,10 +1,11 @@
 """What a rank does over time: waits, runs its script, pumps its output, passes signals on, waits for its peers."""
 
+from __future__ import annotations
+
 import os
 import select
 import signal
 import time
-from typing import Any, Callable, Dict, List, Optional
 
 from executor import protocol
 from executor.gang import Gang, Leave, Patience, say
@@ -14,6 +15,11 @@ from executor.options import Options
 from executor.output import Framer, Log, Stream
 from executor.process import Script, adopt_orphans, end_descendants, reap
 from executor.shared import Signal, Watch, read_text
+
+TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
 
 READ_BYTES = 1 << 16
 HOLD_S = 0.5  # an unfinished line (a prompt, a progress bar) is shown after this
@@ -31,11 +37,12 @@ class Member:
         self._options = options
         self._me = me
         self._gang = gang
-        self._script: Optional[Script] = None
-        self._log: Optional[Log] = None
+        self._script: Script | None = None
+        self._log: Log | None = None
         self._stream = Stream()
         self._framer = Framer(b"")
-        self._hold: Optional[Timer] = None
+        self._hold: Timer | None = None
+        self._adopts = False
         self._is_in_barrier = False
         self.is_stopping = False
         self._loop = Loop(self._on_signal)
@@ -51,7 +58,7 @@ class Member:
         """Until setup has ended well. Raises Leave if it has not, or if nobody is left to say so."""
         patience, driver = Patience(), Watch(self._options.liveness_timeout_s)
 
-        def look() -> Optional[bool]:
+        def look() -> bool | None:
             said = patience.ask(setup_done.read)
             if said is None:
                 self._leave_on_order()
@@ -67,24 +74,24 @@ class Member:
             raise Leave(
                 protocol.EXIT_INFRASTRUCTURE,
                 protocol.RANK_BROKEN,
-                "cannot read %s: %s" % (setup_done.path, error.strerror),
+                f"cannot read {setup_done.path}: {error.strerror}",
             ) from error
 
     @property
     def can_gather(self) -> bool:
         return self._gang.launch is not None
 
-    def gather_addresses(self) -> List[str]:
+    def gather_addresses(self) -> list[str]:
         """Each rank's address by its own word: an arbitrary distribution leaves no other way to know."""
         deadline = time.monotonic() + self._options.liveness_timeout_s
 
-        def look() -> Optional[List[str]]:
+        def look() -> list[str] | None:
             self._leave_on_order()
             if time.monotonic() > deadline:
                 raise Leave(protocol.EXIT_INFRASTRUCTURE, protocol.RANK_BROKEN, "a peer has not told its address")
             return self._gang.addresses()
 
-        addresses: List[str] = self._wait_until(look)
+        addresses: list[str] = self._wait_until(look)
         return addresses
 
     def wait_in_barrier(self) -> None:
@@ -111,14 +118,14 @@ class Member:
     def _leave_on_order(self) -> None:
         said = self._gang.order()
         if said is not None and said[0] != protocol.GANG_DONE:
-            raise Leave(protocol.EXIT_TERMINATED, protocol.RANK_STOPPED, "stopped while waiting: %s %s" % said)
+            raise Leave(protocol.EXIT_TERMINATED, protocol.RANK_STOPPED, "stopped while waiting: {} {}".format(*said))
 
     def _leave_without_driver(self, driver: Watch) -> None:
         if self._options.launch_dir and driver.is_silent(self._heartbeat()):
-            reason = "the driver has not been heard of for %.0f s; leaving" % driver.silent_s
+            reason = f"the driver has not been heard of for {driver.silent_s:.0f} s; leaving"
             raise Leave(protocol.EXIT_INFRASTRUCTURE, protocol.RANK_BROKEN, reason)
 
-    def _heartbeat(self) -> Optional[str]:
+    def _heartbeat(self) -> str | None:
         assert self._gang.launch is not None
         try:
             return read_text(self._gang.launch.heartbeat)
@@ -127,12 +134,12 @@ class Member:
 
     # --- the script
 
-    def run_script(self, text: bytes, environ: Dict[str, str]) -> int:
+    def run_script(self, text: bytes, environ: dict[str, str]) -> int:
         """Run it to its end; returns its exit code. Its process group has ended by then if it was stopped."""
         script = self._script = Script(text, environ)
+        self._adopts = adopt_orphans()  # soon: what is orphaned before it is lost to us
         self._loop.watch(script.pipe, self._on_output)
         self._gang.tell(state=protocol.RANK_RUNNING, started=round(time.time(), 3))
-        adopt_orphans()
         self._framer = Framer(self._prefix(script.pid))
         log_name = protocol.log_name(
             self._me.rank, self._me.node_index, self._options.cluster_num_nodes, self._options.is_setup
@@ -147,6 +154,8 @@ class Member:
 
     def end_what_is_left(self) -> None:
         """End what the script left behind and give out the last of its output."""
+        if self._script is not None and not self._adopts:
+            self._script.send(signal.SIGKILL)
         end_descendants()
         if self._script is not None:
             self._drain()
@@ -158,7 +167,7 @@ class Member:
 
     def _prefix(self, pid: int) -> bytes:
         me, options = self._me, self._options
-        where = "" if me.node_index == 0 else ", ip=%s" % me.address
+        where = "" if me.node_index == 0 else f", ip={me.address}"
         if options.is_setup:
             text = "(setup pid=%d%s)" % (pid, where)
         elif options.cluster_num_nodes == 1:

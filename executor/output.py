@@ -4,12 +4,18 @@ srun carries lines of up to 1,024 bytes whole and cuts longer ones into one anot
 pieces of at most STREAM_PIECE_BYTES, each with its prefix and a newline. The log keeps every line as it was.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import stat
-from typing import Callable, List, Optional
 
 from executor import protocol
+
+TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
+if TYPE_CHECKING:
+    from typing import Callable
+
 
 CONTINUATION_BYTES = 3  # a UTF-8 character has at most this many after its first byte
 
@@ -47,8 +53,8 @@ class Framer:
         self._inside_line = True
         return self._prefixed(text + b"\n")
 
-    def _cut(self, data: bytes) -> "tuple[List[bytes], int]":
-        pieces: List[bytes] = []
+    def _cut(self, data: bytes) -> tuple[list[bytes], int]:
+        pieces: list[bytes] = []
         start, end, limit = 0, len(data), self._text_bytes
         while start < end:
             cut = data.rfind(b"\n", start, start + limit + 1) + 1
@@ -132,7 +138,7 @@ class Log:
     def __init__(self, path: str, report: Callable[[str], None]) -> None:
         self.path = path
         self._report = report
-        self._fd: Optional[int] = None
+        self._fd: int | None = None
         self._lost_bytes = 0
         self._was_told = False
         self._try(self._open)
@@ -162,6 +168,6 @@ class Log:
                 self._fd = None
             if not self._was_told:
                 self._was_told = True
-                self._report("cannot write the log %s: %s; the job goes on" % (self.path, error.strerror))
+                self._report(f"cannot write the log {self.path}: {error.strerror}; the job goes on")
             return False
         return True

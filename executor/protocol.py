@@ -140,7 +140,7 @@ class Launch:
 
 def job_directory(cluster_home: str, slurm_job_id: str, name: str) -> str:
     """Where everything of one job lies: <cluster_home>/.gangrun/<slurm_job_id>/<name>."""
-    return "%s/.gangrun/%s/%s" % (cluster_home.rstrip("/"), slurm_job_id, name)
+    return "{}/.gangrun/{}/{}".format(cluster_home.rstrip("/"), slurm_job_id, name)
 
 
 def node_name(index: int) -> str:
@@ -156,7 +156,7 @@ def local_address(index: int) -> str:
 def log_name(rank: int, index: int, num_nodes: int, is_setup: bool) -> str:
     """The name of a node's log; `index` is the node's place in the cluster of `num_nodes`."""
     if is_setup:
-        return "setup-%s.log" % node_name(index)
+        return f"setup-{node_name(index)}.log"
     return "run.log" if num_nodes == 1 else "%d-%s.log" % (rank, node_name(index))
 
 

@@ -1,9 +1,10 @@
 """The Slurm commands a driver calls, each bounded in time: a controller that is down makes them hang."""
 
+from __future__ import annotations
+
 import os
 import re
 import subprocess
-from typing import List, Optional
 
 from executor import protocol
 
@@ -13,7 +14,7 @@ PROCTRACK = re.compile(r"^\s*ProctrackType\s*=\s*(?:proctrack/)?(\w+)", re.IGNOR
 TYPED_GPU = re.compile(r"gres[:/]gpu:([A-Za-z][\w.-]*)", re.IGNORECASE)
 
 
-def output_of(argv: List[str]) -> Optional[str]:
+def output_of(argv: list[str]) -> str | None:
     """What a command prints, or None if it is missing, fails or does not answer in time."""
     try:
         done = subprocess.run(
@@ -42,7 +43,7 @@ def gpu_request(slurm_job_id: str, count: int) -> str:
     return "%s:%d" % (found.group(1), count) if found else str(count)
 
 
-def scancel(step: str, signal_name: Optional[str] = None) -> bool:
+def scancel(step: str, signal_name: str | None = None) -> bool:
     """Signal or end one step. Plain `scancel JOB.STEP` is an instant KILL."""
     argv = ["scancel", *(["--signal=" + signal_name] if signal_name else []), step]
     return output_of(argv) is not None

@@ -1,9 +1,11 @@
 """One srun of the driver: its process, what it says, and the step it carries."""
 
+from __future__ import annotations
+
 import os
 import re
 import signal
-from typing import List, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
 
 from executor.loop import Loop
 from executor.process import spawn
@@ -22,15 +24,15 @@ class Step:
     def __init__(self, name: str, pid: int, stderr: int, loop: Loop) -> None:
         self.name = name
         self.pid = pid
-        self.id: Optional[str] = None  # JOB.STEP, known once the step has started
-        self.code: Optional[int] = None
+        self.id: str | None = None  # JOB.STEP, known once the step has started
+        self.code: int | None = None
         self._stderr = stderr
         self._loop = loop
         self._words = b""
         self._unfinished = b""
 
     @classmethod
-    def start(cls, name: str, argv: Sequence[str], environ: Mapping[str, str], loop: Loop) -> "Step":
+    def start(cls, name: str, argv: Sequence[str], environ: Mapping[str, str], loop: Loop) -> Step:
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
         try:
@@ -77,7 +79,7 @@ class Step:
         if not chunk:
             self._loop.forget(self._stderr)
         self._words = (self._words + chunk)[-WORDS_BYTES:]
-        lines: List[bytes] = (self._unfinished + chunk).split(b"\n")
+        lines: list[bytes] = (self._unfinished + chunk).split(b"\n")
         self._unfinished = lines.pop()
         shown = [line + b"\n" for line in lines if not NOISE.search(line)]
         if shown:

@@ -1,9 +1,15 @@
 """From what the ranks recorded to the job's state, its exit code and the rank that failed first. Pure words."""
 
-from typing import List, NamedTuple, Optional, Sequence
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from executor import protocol
-from executor.shared import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from executor.shared import Record
 
 # What srun says when a step did not end by itself (measured on 22.05 and 24.11).
 NODE_FAILURE_WORDS = ("Node failure on", "DUE TO NODE FAILURE")
@@ -16,12 +22,12 @@ class Verdict(NamedTuple):
 
     state: str
     exit_code: int
-    codes: List[int]
-    first_failed: Optional[int] = None
+    codes: list[int]
+    first_failed: int | None = None
     reason: str = ""
 
 
-def judge(records: Sequence[Optional[Record]], srun_code: int, srun_words: str, was_cancelled: bool) -> Verdict:
+def judge(records: Sequence[Record | None], srun_code: int, srun_words: str, was_cancelled: bool) -> Verdict:
     """srun's own code is only a hint: with --kill-on-bad-exit it is never the failing rank's."""
     failed = _ranks(records, protocol.RANK_FAILED, protocol.RANK_BROKEN)
     codes = [rank_code(record, was_stopped=bool(failed) or was_cancelled) for record in records]
@@ -41,18 +47,18 @@ def judge(records: Sequence[Optional[Record]], srun_code: int, srun_words: str, 
     silent = [rank for rank, record in enumerate(records) if not _has_ended(record) and rank not in told_to_stop]
     # srun says CANCELLED AT for a step that somebody cancelled, and for one that it ended because a rank was killed.
     if silent and (told_to_stop or not _line_with(srun_words, CANCEL_WORDS)):
-        why = "%s was killed before it could say why" % describe(records, silent[0])
+        why = f"{describe(records, silent[0])} was killed before it could say why"
         return Verdict(protocol.FAILED, codes[silent[0]], codes, silent[0], why)
     if silent or told_to_stop:
         return _cancelled(codes, _line_with(srun_words, CANCEL_WORDS) or "the step was stopped from outside")
     return Verdict(protocol.SUCCEEDED, 0, codes)
 
 
-def _cancelled(codes: List[int], reason: str) -> Verdict:
+def _cancelled(codes: list[int], reason: str) -> Verdict:
     return Verdict(protocol.CANCELLED, protocol.EXIT_TERMINATED, codes, None, reason)
 
 
-def rank_code(record: Optional[Record], was_stopped: bool) -> int:
+def rank_code(record: Record | None, was_stopped: bool) -> int:
     """A rank that left no code was killed; one that had not begun when all were stopped died of that TERM."""
     code = record.get("code") if record else None
     if isinstance(code, int):
@@ -61,12 +67,12 @@ def rank_code(record: Optional[Record], was_stopped: bool) -> int:
     return protocol.EXIT_TERMINATED if was_stopped and not had_begun else protocol.EXIT_KILLED
 
 
-def describe(records: Sequence[Optional[Record]], rank: int) -> str:
+def describe(records: Sequence[Record | None], rank: int) -> str:
     record = records[rank] or {}
     return "rank %d on %s" % (rank, record.get("node") or record.get("host") or "an unknown node")
 
 
-def _failed(records: Sequence[Optional[Record]], codes: List[int], rank: int) -> Verdict:
+def _failed(records: Sequence[Record | None], codes: list[int], rank: int) -> Verdict:
     who = describe(records, rank)
     if _state(records[rank]) == protocol.RANK_BROKEN:
         why = (records[rank] or {}).get("why", "")
@@ -75,26 +81,26 @@ def _failed(records: Sequence[Optional[Record]], codes: List[int], rank: int) ->
             codes[rank] or protocol.EXIT_INFRASTRUCTURE,
             codes,
             rank,
-            "%s could not run the script: %s" % (who, why),
+            f"{who} could not run the script: {why}",
         )
     return Verdict(
-        protocol.FAILED, codes[rank], codes, rank, "%s failed first (%s)" % (who, protocol.describe_code(codes[rank]))
+        protocol.FAILED, codes[rank], codes, rank, f"{who} failed first ({protocol.describe_code(codes[rank])})"
     )
 
 
-def _ranks(records: Sequence[Optional[Record]], *states: str) -> List[int]:
+def _ranks(records: Sequence[Record | None], *states: str) -> list[int]:
     return [rank for rank, record in enumerate(records) if _state(record) in states]
 
 
-def _state(record: Optional[Record]) -> str:
+def _state(record: Record | None) -> str:
     return str(record.get("state", "")) if record else ""
 
 
-def _has_ended(record: Optional[Record]) -> bool:
+def _has_ended(record: Record | None) -> bool:
     return _state(record) in protocol.RANK_ENDED_STATES
 
 
-def _ended(record: Optional[Record]) -> float:
+def _ended(record: Record | None) -> float:
     return float((record or {}).get("ended") or 0)
 
 

@@ -1,7 +1,9 @@
 """`gangrun`: the command line. Each verb imports what it needs when it is called."""
 
+from __future__ import annotations
+
 import sys
-from typing import Dict, NoReturn, Optional, Tuple
+from typing import NoReturn
 
 import click
 
@@ -26,7 +28,7 @@ def cli() -> None:
     show_default=True,
     help="Seconds from TERM to KILL.",
 )
-def run(task_file: str, envs: Tuple[str, ...], log_dir: Optional[str], grace_s: float) -> NoReturn:
+def run(task_file: str, envs: tuple[str, ...], log_dir: str | None, grace_s: float) -> NoReturn:
     """Run a task now, on the nodes of this allocation.
 
     Streams its output and exits with its code. Without Slurm on this machine the nodes are process groups here.
@@ -39,10 +41,10 @@ def run(task_file: str, envs: Tuple[str, ...], log_dir: Optional[str], grace_s: 
     here.run(Task.from_file(task_file, _assignments(envs)), log_dir, grace_s)
 
 
-def _assignments(envs: Tuple[str, ...]) -> Dict[str, str]:
+def _assignments(envs: tuple[str, ...]) -> dict[str, str]:
     for text in envs:
         if "=" not in text:
-            raise click.BadParameter("%r: use NAME=VALUE" % text, param_hint="--env")
+            raise click.BadParameter(f"{text!r}: use NAME=VALUE", param_hint="--env")
     return dict(text.split("=", 1) for text in envs)
 
 
@@ -60,5 +62,5 @@ def main() -> NoReturn:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    click.echo("gangrun: %s" % " ".join(message.split()), err=True)
+    click.echo("gangrun: {}".format(" ".join(message.split())), err=True)
     sys.exit(code)

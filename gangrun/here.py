@@ -1,9 +1,11 @@
 """`gangrun run`: a task on this machine's allocation, or on this machine alone."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import sys
-from typing import NamedTuple, NoReturn, Optional, Tuple
+from typing import NamedTuple, NoReturn
 
 from codegen import Bundle, Job, SpecError, render_driver
 from executor import protocol
@@ -17,10 +19,10 @@ class Place(NamedTuple):
 
     slurm_job_id: str
     launcher: str
-    cluster_ips: Tuple[str, ...] = ()  # none: the allocation's own, found by the driver
+    cluster_ips: tuple[str, ...] = ()  # none: the allocation's own, found by the driver
 
     @classmethod
-    def find(cls, num_nodes: int) -> "Place":
+    def find(cls, num_nodes: int) -> Place:
         """Raises SpecError where there is Slurm but no allocation: a login node is no place for a job."""
         job_id, nodes = os.environ.get(protocol.SLURM_JOB_ID), os.environ.get(protocol.SLURM_JOB_NUM_NODES, "1")
         if job_id and shutil.which("srun"):
@@ -29,13 +31,12 @@ class Place(NamedTuple):
             return cls(job_id, "srun")
         if shutil.which("srun"):
             raise SpecError(
-                "there is Slurm here but no allocation (%s is not set): run this inside salloc or sbatch"
-                % protocol.SLURM_JOB_ID
+                f"there is Slurm here but no allocation ({protocol.SLURM_JOB_ID} is not set): run this inside salloc or sbatch"
             )
         return cls(LOCAL_JOB, "local", tuple(protocol.local_address(index) for index in range(num_nodes)))
 
 
-def run(task: Task, log_dir: Optional[str], grace_s: float) -> NoReturn:
+def run(task: Task, log_dir: str | None, grace_s: float) -> NoReturn:
     """Become the driver of this task; the process ends with the job's exit code. Raises SpecError."""
     place = Place.find(task.num_nodes)
     if place.launcher == "local":
@@ -71,7 +72,7 @@ def run(task: Task, log_dir: Optional[str], grace_s: float) -> NoReturn:
 def _workdir(task: Task) -> str:
     workdir = os.path.abspath(os.path.expanduser(task.workdir or "."))
     if not os.path.isdir(workdir):
-        raise SpecError("workdir=%r: %s is not a directory" % (task.workdir, workdir))
+        raise SpecError(f"workdir={task.workdir!r}: {workdir} is not a directory")
     return workdir
 
 
@@ -89,4 +90,4 @@ def _new_directory(place: Place) -> str:
                 continue
             return os.path.join(parent, "run-%d" % number)
     except OSError as error:
-        raise SpecError("cannot make a directory in %s: %s" % (parent, error.strerror)) from error
+        raise SpecError(f"cannot make a directory in {parent}: {error.strerror}") from error

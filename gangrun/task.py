@@ -1,8 +1,11 @@
 """A task file, in SkyPilot's form: read, checked, with the file and line of whatever is wrong."""
 
+from __future__ import annotations
+
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Dict, Mapping, NoReturn, Optional
+from typing import Any, NoReturn
 
 from codegen.spec import Resources, SpecError, checked_variables
 from codegen.yamlfile import YamlMapping, read
@@ -21,15 +24,15 @@ class Task:
     name: str = "task"
     num_nodes: int = 1
     resources: Resources = field(default_factory=Resources)
-    memory_gb: Optional[float] = None
+    memory_gb: float | None = None
     envs: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
-    workdir: Optional[str] = None
-    setup: Optional[str] = None
-    run: Optional[str] = None
+    workdir: str | None = None
+    setup: str | None = None
+    run: str | None = None
 
     @classmethod
-    def from_file(cls, path: str, overrides: Optional[Mapping[str, str]] = None) -> "Task":
+    def from_file(cls, path: str, overrides: Mapping[str, str] | None = None) -> Task:
         """Read a task file; `overrides` replace or add `envs`. Raises SpecError with file, line and key."""
         mapping = read(path, "task")
         mapping.allow(KEYS)
@@ -54,7 +57,7 @@ def _resources(mapping: YamlMapping) -> Resources:
     if nested is None:
         return Resources()
     nested.allow(RESOURCE_KEYS)
-    counts: Dict[str, float] = {"CPU": _amount(nested, "cpus", AMOUNT, "a number such as 4 or '4+'") or 1}
+    counts: dict[str, float] = {"CPU": _amount(nested, "cpus", AMOUNT, "a number such as 4 or '4+'") or 1}
     counts.update(_accelerators(nested))
     try:
         return Resources.from_dict(counts)
@@ -70,28 +73,28 @@ def _accelerators(nested: YamlMapping) -> Mapping[str, float]:
         return value
     match = ACCELERATORS.fullmatch(str(value))
     if match is None:
-        nested.fail("accelerators", "accelerators=%r: use a name and a count such as H100:8" % value)
+        nested.fail("accelerators", f"accelerators={value!r}: use a name and a count such as H100:8")
     return {match.group(1): int(match.group(2) or 1)}
 
 
-def _memory_gb(mapping: YamlMapping) -> Optional[float]:
+def _memory_gb(mapping: YamlMapping) -> float | None:
     nested = _nested(mapping, "resources")
     return None if nested is None else _amount(nested, "memory", MEMORY, "gigabytes such as 32, '32+' or 32GB")
 
 
-def _amount(nested: YamlMapping, key: str, form: "re.Pattern[str]", allowed: str) -> Optional[float]:
+def _amount(nested: YamlMapping, key: str, form: re.Pattern[str], allowed: str) -> float | None:
     value = nested.get(key, (str, int, float), allowed)
     if value is None:
         return None
     match = form.fullmatch(str(value))
     if match is None or float(match.group(1)) <= 0:
-        nested.fail(key, "%s=%r: use %s" % (key, value, allowed))
+        nested.fail(key, f"{key}={value!r}: use {allowed}")
     return float(match.group(1))
 
 
 def _variables(mapping: YamlMapping, key: str, overrides: Mapping[str, str]) -> Mapping[str, str]:
     nested = _nested(mapping, key)
-    values: Dict[str, Any] = {**(nested.values if nested else {}), **overrides}
+    values: dict[str, Any] = {**(nested.values if nested else {}), **overrides}
     for name, value in values.items():
         if value is None:
             _needs_value(nested or mapping, key, name)
@@ -102,12 +105,12 @@ def _variables(mapping: YamlMapping, key: str, overrides: Mapping[str, str]) -> 
 
 
 def _needs_value(nested: YamlMapping, key: str, name: str) -> NoReturn:
-    nested.fail(name, "%s: %s has no value; give one here or with --env %s=VALUE" % (key, name, name))
+    nested.fail(name, f"{key}: {name} has no value; give one here or with --env {name}=VALUE")
 
 
-def _nested(mapping: YamlMapping, key: str) -> Optional[YamlMapping]:
+def _nested(mapping: YamlMapping, key: str) -> YamlMapping | None:
     if mapping.values.get(key) is None:
         return None
     if key not in mapping.nested:
-        mapping.fail(key, "%s=%r: use a mapping" % (key, mapping.values[key]))
+        mapping.fail(key, f"{key}={mapping.values[key]!r}: use a mapping")
     return mapping.nested[key]

@@ -1,4 +1,5 @@
 """What tests on the real cluster share: run a driver or the executor in an allocation, and look at what came of it."""
+from __future__ import annotations
 
 import json
 import os
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, NamedTuple, TypeVar
 
 from codegen import Bundle, Job, Resources, render_driver
 from executor import protocol
@@ -24,16 +25,16 @@ class Outcome(NamedTuple):
 
     code: int
     output: str
-    status: Dict[str, Any]
-    events: List[Dict[str, Any]]
+    status: dict[str, Any]
+    events: list[dict[str, Any]]
     directory: Path
 
     @property
-    def states(self) -> List[str]:
+    def states(self) -> list[str]:
         return [event["state"] for event in self.events if event["event"] == "state"]
 
     @property
-    def codes(self) -> List[int]:
+    def codes(self) -> list[int]:
         return [rank["exit_code"] for rank in self.status["ranks"]]
 
     @property
@@ -47,7 +48,7 @@ class Outcome(NamedTuple):
 class Running(NamedTuple):
     """A job that was submitted; its driver is, or soon will be, at work."""
 
-    bench: "Bench"
+    bench: Bench
     job_id: int
     name: str
 
@@ -55,14 +56,14 @@ class Running(NamedTuple):
     def job_directory(self) -> Path:
         return Path(protocol.job_directory(str(self.bench.directory), str(self.job_id), self.name))
 
-    def status(self) -> Dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         try:
-            status: Dict[str, Any] = json.loads((self.job_directory / protocol.STATUS_NAME).read_text())
+            status: dict[str, Any] = json.loads((self.job_directory / protocol.STATUS_NAME).read_text())
         except (OSError, ValueError):
             return {}
         return status
 
-    def wait_state(self, *states: str, timeout_s: float = 20) -> Dict[str, Any]:
+    def wait_state(self, *states: str, timeout_s: float = 20) -> dict[str, Any]:
         return eventually(lambda: self.status() if self.status().get("state") in states else None, timeout_s)
 
     def log(self, name: str) -> str:
@@ -88,31 +89,31 @@ class Bench:
         self.environ = {**os.environ, "HOME": str(directory), "PATH": python_path(), "PYTHONPATH": str(CHECKOUT)}
 
     def submit(
-        self, run: Optional[str] = None, setup: Optional[str] = None, *, nodes: int = 3, sbatch: str = "", **fields: Any
+        self, run: str | None = None, setup: str | None = None, *, nodes: int = 3, sbatch: str = "", **fields: Any
     ) -> Running:
         """Render a driver, submit it as the batch script of an allocation, and do not wait."""
         name = fields.pop("job_id", "job")
-        values: Dict[str, Any] = {"log_dir": str(self.directory / "logs"), "grace_s": 10.0, "python": sys.executable}
+        values: dict[str, Any] = {"log_dir": str(self.directory / "logs"), "grace_s": 10.0, "python": sys.executable}
         values.update(job_id=name, num_nodes=fields.pop("num_nodes", nodes), run=run, setup=setup, **fields)
         job = Job(**values)
         driver = Bundle(job, render_driver(job)).write(str(self.directory / "driver"))
         return Running(
-            self, self.batch("exec %s %s" % (sys.executable, shlex.quote(driver)), nodes, sbatch, job.resources), name
+            self, self.batch(f"exec {sys.executable} {shlex.quote(driver)}", nodes, sbatch, job.resources), name
         )
 
     def drive(
-        self, run: Optional[str] = None, setup: Optional[str] = None, *, timeout_s: float = 60, **fields: Any
+        self, run: str | None = None, setup: str | None = None, *, timeout_s: float = 60, **fields: Any
     ) -> Outcome:
         """`submit` and wait."""
         return self.submit(run, setup, **fields).wait(timeout_s)
 
-    def batch(self, body: str, nodes: int = 3, sbatch: str = "", resources: Optional[Resources] = None) -> int:
+    def batch(self, body: str, nodes: int = 3, sbatch: str = "", resources: Resources | None = None) -> int:
         """Submit a batch script's body; returns the job id."""
         resources = resources or Resources()
         options = ["--nodes=%d" % nodes, "--ntasks-per-node=1", "--cpus-per-task=%d" % resources.cpus]
-        options += ["--output=%s/job-%%j.out" % str(self.directory).replace("%", "%%"), *shlex.split(sbatch)]
+        options += ["--output={}/job-%j.out".format(str(self.directory).replace("%", "%%")), *shlex.split(sbatch)]
         options += ["--gpus-per-node=%d" % resources.gpus] if resources.gpus and "gpus" not in sbatch else []
-        return self.cluster.sbatch("#!/bin/bash\n%s\n" % body, *options, cwd=self.directory, env=self.environ)
+        return self.cluster.sbatch(f"#!/bin/bash\n{body}\n", *options, cwd=self.directory, env=self.environ)
 
     def run_batch(self, body: str, nodes: int = 3, sbatch: str = "", timeout_s: float = 60) -> Outcome:
         """Submit a batch script's body and wait for its end."""
@@ -124,37 +125,37 @@ class Bench:
             [
                 "srun --ntasks-per-node=1 --nodes=%d %s %s -m executor.slurm" % (nodes, srun, sys.executable),
                 "--script=" + shlex.quote(script),
-                "--log-dir=%s/logs --cluster-num-nodes=$SLURM_JOB_NUM_NODES" % shlex.quote(str(self.directory)),
+                f"--log-dir={shlex.quote(str(self.directory))}/logs --cluster-num-nodes=$SLURM_JOB_NUM_NODES",
                 "--cluster-ips=$(scontrol show hostnames | paste -sd,) --no-color",
                 *flags,
             ]
         )
 
-    def left_behind(self, marker: str) -> List[str]:
+    def left_behind(self, marker: str) -> list[str]:
         """Processes on any node whose command line holds the marker."""
         return [p.cmdline for node in self.cluster.nodes for p in self.cluster.processes(node) if marker in p.cmdline]
 
-    def files(self, pattern: str = "**/*") -> List[str]:
+    def files(self, pattern: str = "**/*") -> list[str]:
         found = (self.directory / ".gangrun").glob(pattern)
         return sorted(str(path.relative_to(self.directory)) for path in found if path.is_file())
 
 
-def eventually(look: Callable[[], Optional[Answer]], timeout_s: float = 10, what: str = "") -> Answer:
+def eventually(look: Callable[[], Answer | None], timeout_s: float = 10, what: str = "") -> Answer:
     """The first answer that is true. Fails the test if none comes in time."""
     deadline = time.monotonic() + timeout_s
     while True:
         answer = look()
         if answer:
             return answer
-        assert time.monotonic() < deadline, "nothing after %s s%s" % (timeout_s, what and ": " + what)
+        assert time.monotonic() < deadline, "nothing after {} s{}".format(timeout_s, what and ": " + what)
         time.sleep(0.02)
 
 
 def python_path() -> str:
     """PATH with this interpreter's programs first: examples say `python` and `gangrun`."""
-    return "%s:%s" % (os.path.dirname(sys.executable), os.environ["PATH"])
+    return "{}:{}".format(os.path.dirname(sys.executable), os.environ["PATH"])
 
 
-def run_local(argv: List[str], **how: Any) -> "subprocess.CompletedProcess[str]":
+def run_local(argv: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
     """Run a command on this machine, text in and out."""
     return subprocess.run(argv, text=True, capture_output=True, timeout=60, **how)

@@ -1,11 +1,12 @@
 """Run the executor as one rank without Slurm: its variables set by hand."""
+from __future__ import annotations
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from executor import protocol
 
@@ -17,10 +18,10 @@ class Solo:
 
     def __init__(self, directory: Path, num_ranks: int = 1) -> None:
         self.directory = directory
-        self._started: List[subprocess.Popen[bytes]] = []
+        self._started: list[subprocess.Popen[bytes]] = []
         self.hosts = [protocol.local_address(rank) for rank in range(num_ranks)]
 
-    def environ(self, rank: int = 0, **more: str) -> Dict[str, str]:
+    def environ(self, rank: int = 0, **more: str) -> dict[str, str]:
         return {
             **os.environ,
             "HOME": str(self.directory),
@@ -34,7 +35,7 @@ class Solo:
             **more,
         }
 
-    def argv(self, script: str, *flags: str) -> List[str]:
+    def argv(self, script: str, *flags: str) -> list[str]:
         ips = ",".join(self.hosts)
         fixed = [
             "--log-dir=%s" % (self.directory / "logs"),
@@ -44,8 +45,8 @@ class Solo:
         return [sys.executable, "-m", "executor.slurm", "--script=" + script, *fixed, "--no-color", *flags]
 
     def start(
-        self, script: str, *flags: str, rank: int = 0, env: Optional[Dict[str, str]] = None, **how: Any
-    ) -> "subprocess.Popen[bytes]":
+        self, script: str, *flags: str, rank: int = 0, env: dict[str, str] | None = None, **how: Any
+    ) -> subprocess.Popen[bytes]:
         how.setdefault("stdout", subprocess.PIPE)
         how.setdefault("stderr", subprocess.PIPE)
         environ = self.environ(rank, **(env or {}))
@@ -60,8 +61,8 @@ class Solo:
             process.communicate(timeout=20)
 
     def run(
-        self, script: str, *flags: str, rank: int = 0, env: Optional[Dict[str, str]] = None
-    ) -> "subprocess.CompletedProcess[bytes]":
+        self, script: str, *flags: str, rank: int = 0, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
         process = self.start(script, *flags, rank=rank, env=env)
         out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
@@ -69,6 +70,6 @@ class Solo:
     def log(self, name: str = "run.log") -> bytes:
         return (self.directory / "logs" / name).read_bytes()
 
-    def record(self, rank: int = 0) -> Dict[str, Any]:
-        record: Dict[str, Any] = json.loads((self.directory / "launch" / "ranks" / str(rank)).read_text())
+    def record(self, rank: int = 0) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads((self.directory / "launch" / "ranks" / str(rank)).read_text())
         return record

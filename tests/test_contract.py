@@ -6,8 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Dict, Iterator, List, Set, Tuple
 
 import pytest
 
@@ -19,7 +19,7 @@ PACKAGES = ("executor", "codegen", "driver_templates", "gangrun")
 MODULES = [path for package in PACKAGES for path in sorted((CHECKOUT / package).rglob("*.py"))]
 TEMPLATES = sorted((CHECKOUT / "driver_templates").glob("*.j2"))
 # What each package may import beside the standard library and itself.
-ALLOWED: Dict[str, Set[str]] = {
+ALLOWED: dict[str, set[str]] = {
     "executor": {"colorama", "hostlist"},
     "codegen": {"executor.protocol", "jinja2", "yaml"},
     "driver_templates": set(),
@@ -40,8 +40,8 @@ def imports(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "%s: a relative import" % name(path)
-            inner = [module_of("%s.%s" % (node.module, alias.name)) for alias in node.names]
+            assert node.level == 0, f"{name(path)}: a relative import"
+            inner = [module_of(f"{node.module}.{alias.name}") for alias in node.names]
             yield from {module or node.module or "" for module in inner}
 
 
@@ -49,7 +49,7 @@ def module_of(dotted: str) -> str:
     return dotted if (CHECKOUT / (dotted.replace(".", "/") + ".py")).exists() else ""
 
 
-def is_covered(module: str, allowed: Set[str]) -> bool:
+def is_covered(module: str, allowed: set[str]) -> bool:
     return any(module == entry or module.startswith(entry + ".") for entry in allowed)
 
 
@@ -87,7 +87,7 @@ def test_every_module_says_what_it_is(path: Path) -> None:
 # --- what is written down once
 
 
-def texts(path: Path) -> List[str]:
+def texts(path: Path) -> list[str]:
     """Every string of a module that is no docstring; the parts of an f-string, too."""
     tree = ast.parse(path.read_text())
     docstrings = {
@@ -100,7 +100,7 @@ def texts(path: Path) -> List[str]:
     return [node.value for node in constants if isinstance(node.value, str)]
 
 
-def contract_words() -> Set[str]:
+def contract_words() -> set[str]:
     """Names of variables and files that the contract holds: they look like nothing else."""
     variable = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
     file_name = re.compile(r"\.?[a-z][\w-]*\.[a-z]+(?:\.[a-z]+)?|\.gangrun|setup_done|setup-ranks")
@@ -115,10 +115,10 @@ def test_the_words_of_the_contract_are_the_ones_we_mean() -> None:
     assert some | {"status.json", "events.jsonl", "driver.py", "run.env.json", "setup_done"} <= contract_words()
 
 
-def typed_again(text: str) -> List[str]:
+def typed_again(text: str) -> list[str]:
     whole = [state for state in (protocol.PENDING, protocol.RUNNING, *protocol.TERMINAL_STATES) if text == state]
     words = sorted(contract_words())
-    return whole + [word for word in words if re.search(r"(?<![\w.-])%s(?![\w-])" % re.escape(word), text)]
+    return whole + [word for word in words if re.search(rf"(?<![\w.-]){re.escape(word)}(?![\w-])", text)]
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.name != "protocol.py"], ids=name)
@@ -134,7 +134,7 @@ def test_no_template_types_a_word_of_the_contract_again(path: Path) -> None:
 # --- which Pythons run it
 
 
-def version_of(python: str) -> Tuple[int, ...]:
+def version_of(python: str) -> tuple[int, ...]:
     try:
         said = subprocess.check_output([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], text=True)
     except (OSError, subprocess.CalledProcessError):
@@ -151,7 +151,7 @@ def hello(python: str, directory: Path) -> "subprocess.CompletedProcess[str]":
     archive = directory / "executor.pyz"
     archive.write_bytes(executor_archive())
     rank = {protocol.SLURM_PROCID: "0", protocol.SLURM_STEP_NODELIST: "n1", protocol.SLURMD_NODENAME: "n1"}
-    flags = ["--script=echo hello", "--log-dir=%s/logs" % directory, "--cluster-num-nodes=1", "--cluster-ips=n1"]
+    flags = ["--script=echo hello", f"--log-dir={directory}/logs", "--cluster-num-nodes=1", "--cluster-ips=n1"]
     return subprocess.run(
         [python, "-I", "-S", str(archive), *flags],
         env={**os.environ, **rank},

@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Dict
 
 import pytest
 
@@ -53,7 +52,7 @@ def test_the_scripts_exit_code_is_the_executors(solo: Solo, code: int) -> None:
 
 @pytest.mark.parametrize("name", ["KILL", "SEGV", "TERM"])
 def test_a_script_killed_by_a_signal_gives_128_and_its_number(solo: Solo, name: str) -> None:
-    assert solo.run("kill -%s $$" % name).returncode == 128 + signal.Signals["SIG" + name]
+    assert solo.run(f"kill -{name} $$").returncode == 128 + signal.Signals["SIG" + name]
 
 
 def test_binary_output_arrives_byte_for_byte(solo: Solo) -> None:
@@ -131,7 +130,7 @@ def test_a_progress_bar_is_thinned_in_the_stream_and_whole_in_the_log(solo: Solo
 @pytest.mark.parametrize("how", ["sleep 60 &", "setsid sleep 60 &"])
 def test_a_background_child_that_holds_the_pipe_does_not_keep_the_job(solo: Solo, how: str) -> None:
     begun = time.monotonic()
-    done = solo.run(how + " echo $! > child; echo done; exit 4")
+    done = solo.run(how + " echo $! > child; echo done; sleep 0.3; exit 4")
     assert done.returncode == 4 and time.monotonic() - begun < 5
     child = int((solo.directory / "child").read_text())
     with pytest.raises(ProcessLookupError):
@@ -146,7 +145,8 @@ def test_a_stop_reaches_the_program_once_and_it_may_save(solo: Solo, number: int
     process.send_signal(number)
     out, _ = process.communicate(timeout=20)
     assert out.count(b"got %d" % number) == 1 and b"saved" in out
-    assert process.returncode == 128 + number  # bash itself dies of it; its program was waited for
+    # bash itself dies of TERM, and its program is waited for; of INT it dies only with its program.
+    assert process.returncode == (143 if number == signal.SIGTERM else 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
@@ -208,7 +208,7 @@ def test_a_driver_that_fell_silent_ends_the_wait(solo: Solo) -> None:
     launch.mkdir()
     (launch / "heartbeat").write_text("1\n")
     flags = (
-        "--launch-dir=%s" % launch,
+        f"--launch-dir={launch}",
         "--setup-done-signal-file=%s" % (launch / "setup_done"),
         "--liveness-timeout-s=1",
     )
@@ -280,7 +280,7 @@ def test_values_arrive_byte_for_byte(solo: Solo, value: str) -> None:
     [{"LC_ALL": "C", "LANG": ""}, {"PYTHONUTF8": "0", "LC_ALL": "POSIX"}, {"TMPDIR": "/nonexistent"}],
     ids=str,
 )
-def test_odd_surroundings_change_nothing(solo: Solo, environ: Dict[str, str]) -> None:
+def test_odd_surroundings_change_nothing(solo: Solo, environ: dict[str, str]) -> None:
     done = solo.run("echo é漢字", "--task-name=é漢", env=environ)
     assert done.returncode == 0 and solo.log().decode() == "é漢字\n" and "(é漢, pid=" in done.stdout.decode()
 

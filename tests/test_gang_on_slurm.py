@@ -33,7 +33,7 @@ def test_setup_runs_on_the_run_steps_nodes_before_any_script(bench: Bench) -> No
     assert outcome.code == 0
     assert outcome.states == ["PENDING", "SETTING_UP", "RUNNING", "SUCCEEDED"]
     runs = [outcome.log(name).split() for name in ("0-head.log", "1-worker1.log", "2-worker2.log")]
-    setups = [outcome.log("setup-%s.log" % node).split() for node in ("head", "worker1", "worker2")]
+    setups = [outcome.log(f"setup-{node}.log").split() for node in ("head", "worker1", "worker2")]
     assert [host for _, host in runs] == [host for _, host in setups] == ["n1", "n2", "n3"]
     assert max(float(at) for at, _ in setups) < min(float(at) for at, _ in runs)
 
@@ -56,7 +56,7 @@ def test_prefixes_and_addresses_in_rank_order(bench: Bench) -> None:
         line = next(line for line in outcome.plain.splitlines() if " %d/3: " % rank in line)
         pid = line.split("pid=")[1].split(",")[0].split(")")[0]
         assert line == "(%s, rank=%d, pid=%s%s) %d/3: %s" % (node, rank, pid, where, rank, ips)
-        assert "(setup pid=" in outcome.plain and "%s) set up" % where in outcome.plain
+        assert "(setup pid=" in outcome.plain and f"{where}) set up" in outcome.plain
     assert "\x1b[36m(head, rank=0" in outcome.output
 
 
@@ -67,8 +67,8 @@ def test_a_step_on_some_nodes_of_the_job_knows_its_own(bench: Bench, nodes: str)
         "echo $SKYPILOT_NODE_RANK $SKYPILOT_NUM_NODES $SKYPILOT_NODE_IPS", nodes=2, srun="-n2 -w " + nodes
     )
     outcome = bench.run_batch(command, sbatch="--nodelist=n1,n2,n3")
-    assert outcome.log("0-worker1.log") == "0 2 %s %s\n" % (address["n2"], address["n3"])
-    assert outcome.log("1-worker2.log") == "1 2 %s %s\n" % (address["n2"], address["n3"])
+    assert outcome.log("0-worker1.log") == "0 2 {} {}\n".format(address["n2"], address["n3"])
+    assert outcome.log("1-worker2.log") == "1 2 {} {}\n".format(address["n2"], address["n3"])
 
 
 def test_ranks_in_an_arbitrary_distribution_know_their_peers(bench: Bench) -> None:
@@ -93,7 +93,7 @@ def test_the_first_failing_rank_ends_the_gang_and_is_named(bench: Bench) -> None
 def test_what_an_early_rank_leaves_running_lives_until_the_last_is_done(bench: Bench) -> None:
     server = "sleep 4321 & echo $! > server; exit 0"
     outcome = bench.submit(
-        run="[ $SKYPILOT_NODE_RANK = 1 ] && { %s; }; until [ -e server ]; do sleep 0.1; done; sleep 1.5" % server
+        run=f"[ $SKYPILOT_NODE_RANK = 1 ] && {{ {server}; }}; until [ -e server ]; do sleep 0.1; done; sleep 1.5"
     )
     eventually(lambda: (bench.directory / "server").exists())
     time.sleep(1.0)
@@ -226,7 +226,7 @@ def test_setup_without_a_script_runs_setup_only(bench: Bench) -> None:
 @pytest.mark.parametrize("script, setup", [("true", "true"), ("exit 3", None), ("true", "exit 4")])
 def test_nothing_is_left_behind(bench: Bench, script: str, setup: str) -> None:
     outcome = bench.drive(run=script, setup=setup, secrets={"TOKEN": "s3cr3t"})
-    job = ".gangrun/%s/job/" % outcome.status["slurm_job_id"]
+    job = ".gangrun/{}/job/".format(outcome.status["slurm_job_id"])
     assert bench.files() == [job + name for name in ("events.jsonl", "exit_code", "lock", "status.json")]
     kept = [
         path for path in bench.directory.rglob("*") if path.is_file() and "s3cr3t" in path.read_text(errors="replace")
@@ -280,7 +280,7 @@ def test_two_drivers_never_run_one_job(bench: Bench) -> None:
             "env",
             "SLURM_JOB_ID=%d" % job.job_id,
             "SLURM_JOB_NODELIST=n1",
-            "HOME=%s" % bench.directory,
+            f"HOME={bench.directory}",
             "python3",
             bench.directory / "driver" / "driver.py",
         ],

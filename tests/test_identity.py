@@ -1,10 +1,12 @@
 """Who a rank is and where its peers are, whatever a site's names and addresses look like."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import pytest
 
@@ -18,7 +20,7 @@ NAMES = tuple(DNS)
 IPS = tuple(DNS.values())
 
 
-def variables(rank: int, nodes: Sequence[str] = NAMES, **more: str) -> Dict[str, str]:
+def variables(rank: int, nodes: Sequence[str] = NAMES, **more: str) -> dict[str, str]:
     """What srun tells the task `rank` of a step with one task on each of `nodes`."""
     return {
         protocol.SLURM_PROCID: str(rank),
@@ -47,11 +49,11 @@ def resolver(dns: Mapping[str, str]) -> identity.Resolver:
 
 def whole_gang(
     cluster: Sequence[str], own: Mapping[str, Sequence[str]], dns: Mapping[str, str] = DNS, nodes: Sequence[str] = NAMES
-) -> Tuple[List[Identity], List[str]]:
+) -> tuple[list[Identity], list[str]]:
     """Every rank's identity, and the addresses, which must be the same on each of them."""
     ranks = [resolve(rank, cluster, own.get(node, ()), dns, nodes) for rank, node in enumerate(nodes)]
     seen = {tuple(identity.node_ips(me, cluster, me.hosts, resolver(dns))) for me in ranks}
-    assert len(seen) == 1, "the ranks do not agree on the addresses: %s" % sorted(seen)
+    assert len(seen) == 1, f"the ranks do not agree on the addresses: {sorted(seen)}"
     return ranks, list(seen.pop())
 
 
@@ -236,7 +238,7 @@ def test_a_peer_without_an_address_is_named() -> None:
     ],
     ids=["no rank", "rank is no number", "rank too high", "A10 two tasks on a node", "not under srun"],
 )
-def test_what_slurm_did_not_say_is_told(changes: Mapping[str, Optional[str]], words: str) -> None:
+def test_what_slurm_did_not_say_is_told(changes: Mapping[str, str | None], words: str) -> None:
     environ = {**variables(0), **{name: text for name, text in changes.items() if text is not None}}
     for name in [name for name, text in changes.items() if text is None]:
         del environ[name]

@@ -14,7 +14,7 @@ from tests.minislurm import BedError, Cluster, Unsupported
 from tests.minislurm.fixtures import BootCluster
 
 T = TypeVar("T")
-LEAVES_A_CHILD = "setsid sleep 1000 >/dev/null 2>&1 & exit 0"
+LEAVES_A_CHILD = "setsid sleep 1000 >/dev/null 2>&1 & sleep 0.2"
 
 
 def until(truth: Callable[[], T], timeout_s: float = 10) -> T:
@@ -236,7 +236,7 @@ class TestFileSystems:
     def test_the_faulty_mount_fails_what_it_is_told_to(self, own_cluster: BootCluster, shared_dir: Path) -> None:
         cluster = own_cluster(nodes=1)
         mount = or_skip(lambda: cluster.mount_faulty("n1", shared_dir, shared_dir))
-        write = ["sh", "-c", f"echo x >> {shared_dir}/a.log"]
+        write = ["bash", "-c", f"echo x >> {shared_dir}/a.log"]
         cluster.run("n1", write, cwd="/")
         mount.fail("write", r"\.log$", "ENOSPC")
         failed = cluster.run("n1", write, cwd="/", check=False)

@@ -8,6 +8,7 @@ By hand: `python -m tests.minislurm up -n 4`, then `shell n1`, `status`, `down`.
 """
 
 from tests.minislurm.cluster import Cluster as Cluster
+from tests.minislurm.errors import BadInput as BadInput
 from tests.minislurm.errors import BedError as BedError
 from tests.minislurm.errors import Unsupported as Unsupported
 from tests.minislurm.jobs import JobEnd as JobEnd

@@ -50,6 +50,11 @@ class Session:
         session.clean()
         return session
 
+    @classmethod
+    def of(cls, config: pytest.Config) -> Session:
+        """The session this pytest process belongs to."""
+        return config.stash[SESSION]
+
     @property
     def cluster_root(self) -> Path:
         return self.folder / "shared"
@@ -112,12 +117,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """xdist: tell a worker which session it belongs to."""
-    node.workerinput["minislurm_folder"] = str(node.config.stash[SESSION].folder)
+    node.workerinput["minislurm_folder"] = str(Session.of(node.config).folder)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        config.stash[SESSION].close()
+        Session.of(config).close()
 
 
 def _skip_if_unsupported(session: Session) -> None:
@@ -128,7 +133,7 @@ def _skip_if_unsupported(session: Session) -> None:
 @pytest.fixture(scope="session")
 def cluster(pytestconfig: pytest.Config) -> Cluster:
     """The 4-node Slurm cluster all tests share. Leave it as you found it: no jobs, all nodes on."""
-    session = pytestconfig.stash[SESSION]
+    session = Session.of(pytestconfig)
     _skip_if_unsupported(session)
     return session.shared_cluster()
 
@@ -136,7 +141,7 @@ def cluster(pytestconfig: pytest.Config) -> Cluster:
 @pytest.fixture
 def own_cluster(pytestconfig: pytest.Config) -> Iterator[BootCluster]:
     """Boot a cluster for this test alone: `own_cluster(nodes=2, gpus=0, ...)` with the fields of Options."""
-    session = pytestconfig.stash[SESSION]
+    session = Session.of(pytestconfig)
     _skip_if_unsupported(session)
     booted: list[Cluster] = []
 

@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Driver of job 7, rendered by gangrun 0.1.0.
+
+Run it on the head node of the allocation:  python3 driver.py
+"""
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ARCHIVE = os.path.join(HERE, 'gangrun-executor.pyz')
+sys.path.insert(0, ARCHIVE)  # without it the installed `executor` is used
+
+from executor import driver
+
+JOB = driver.Job(
+    slurm_job_id=driver.this_slurm_job(),
+    job_id='7',
+    task_name='task',
+    num_nodes=2,
+    cluster_ips=driver.nodes_of_this_job(),
+    log_dir='logs',
+    cluster_home=None,
+    workdir=None,
+    grace_s=30.0,
+    liveness_timeout_s=600.0,
+    python=None,
+    archive=ARCHIVE,
+    remove_at_end=[],
+    secrets_file=None,
+    env_vars={
+        'SKYPILOT_NUM_GPUS_PER_NODE': '0',
+        'SKYPILOT_INTERNAL_JOB_ID': '7',
+    },
+    setup_env_vars={
+        'SKYPILOT_NUM_NODES': '2',
+        'SKYPILOT_NUM_GPUS_PER_NODE': '0',
+        'SKYPILOT_INTERNAL_JOB_ID': '7',
+    },
+)
+SRUN = driver.local_launcher(ARCHIVE)
+GPUS = "--gpus-per-node=" + driver.gpu_request(JOB.slurm_job_id, 0)
+RUN_SRUN = [
+    *SRUN,
+    '--job-name=gangrun-7',
+    '--nodes=2',
+    '--ntasks=2',
+    '--ntasks-per-node=1',
+    '--export=ALL',
+    '--kill-on-bad-exit=1',
+    '--wait=0',
+    '--quiet',
+    '--exclusive',
+    '--cpus-per-task=1',
+    '--mem=0',
+    GPUS,
+]
+RUN_SCRIPT = 'echo hello'
+
+
+def body(job):
+    """What happens, in this order; a step that fails ends the job."""
+    job.start_run(RUN_SRUN, RUN_SCRIPT, has_setup=False)
+    job.wait_for_allocation()
+    job.let_go()
+    job.wait_for_run()
+
+
+if __name__ == "__main__":
+    sys.exit(driver.main(body, JOB))
