@@ -92,12 +92,12 @@ class Driver:
 
     def __enter__(self) -> Driver:
         job = self._job
-        home = job.cluster_home or os.path.expanduser("~")
+        self._loop = Loop(self._on_signal)
+        self._loop.take_signals()
+        home = cluster_home(job)
         self._directory = JobDirectory(protocol.job_directory(home, job.slurm_job_id, job.job_id), job._asdict())
         self.launch = self._directory.new_attempt()
         try:
-            self._loop = Loop(self._on_signal)
-            self._loop.take_signals()
             self._arm()
             self._loop.every(HEARTBEAT_S, HEARTBEAT_S, self._beat)
             self._directory.enter(protocol.PENDING)
@@ -174,24 +174,38 @@ class Driver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         verdict = self._verdict_of(error)
+        self._is_cancelling = True  # whatever arrives now comes too late to change the verdict
         try:
             self._end_steps()
             self._finish(verdict)
+        except OSError as trouble:
+            self.exit_code = self.exit_code or protocol.EXIT_INFRASTRUCTURE
+            self._say(f"cannot record how the job ended ({verdict.state}): {trouble}")
         finally:
             self._directory.clean()
-            for path in self._job.remove_at_end:
+            for path in self._own_files(verdict):
                 _remove(path)
-        return kind is None or isinstance(error, (Ended, Cancelled, GangrunError, OSError, KeyboardInterrupt))
+        return kind is None or issubclass(kind, Exception)
+
+    def _own_files(self, verdict: Verdict) -> list[str]:
+        """What ends with the job; a requeued job will want its secrets again."""
+        is_over = verdict.state in protocol.TERMINAL_STATES
+        secrets = [self._job.secrets_file] if self._job.secrets_file and is_over else []
+        return [*secrets, *self._job.remove_at_end]
 
     def _verdict_of(self, error: BaseException | None) -> Verdict:
         if isinstance(error, Ended):
             return error.verdict
         if isinstance(error, Cancelled):
+            is_requeued = slurm_commands.is_requeued(self._job.slurm_job_id)
             self._cancel(error.number)
-            return self._cancel_verdict(error.number)
+            verdict = self._cancel_verdict(error.number)
+            return (
+                verdict._replace(state=protocol.PENDING, reason="Slurm runs the job again") if is_requeued else verdict
+            )
         if error is None:
             return Verdict(protocol.SUCCEEDED, 0, [])
-        return Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, f"the driver failed: {error}")
+        return Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, _one_line(error))
 
     def _cancel_verdict(self, number: int) -> Verdict:
         """A failure that came before the cancel stands; nothing that ends after it is a success."""
@@ -233,11 +247,11 @@ class Driver:
         job = self._job
         argv = [
             *srun, *_executor_command(job), *flags,
-            "--log-dir=" + job.log_dir,
+            "--log-dir=" + os.path.abspath(os.path.expanduser(job.log_dir)),
             "--launch-dir=" + self.launch.directory,
             "--cluster-num-nodes=%d" % len(job.cluster_ips),
             "--cluster-ips=" + ",".join(job.cluster_ips),
-            "--cluster-home-dir=" + (job.cluster_home or os.path.expanduser("~")),
+            "--cluster-home-dir=" + cluster_home(job),
             "--task-name=" + job.task_name,
             "--proctrack=" + slurm_commands.proctrack_type(),
             f"--grace-s={job.grace_s:g}",
@@ -322,7 +336,7 @@ class Driver:
         is_setup = step is self._setup
         records = self._records(is_setup)
         states = [record.get("state") for record in records if record]
-        if protocol.RANK_STOPPING in states or protocol.RANK_STOPPED in states:
+        if states and all(state == protocol.RANK_STOPPING or state in protocol.RANK_ENDED_STATES for state in states):
             return
         step.id = step.id or next((str(record["step"]) for record in records if record and record.get("step")), None)
         if step.id is None:
@@ -415,6 +429,16 @@ def local_launcher(archive: str) -> list[str]:
     )
 
 
+def cluster_home(job: Job) -> str:
+    """The directory that all nodes share. Raises UsageError where nothing says what it is."""
+    home = os.path.expanduser(job.cluster_home or "~")
+    if not os.path.isabs(home):
+        raise UsageError(
+            f"cluster_home={job.cluster_home!r}: no absolute path, and neither HOME nor a passwd entry says more"
+        )
+    return home
+
+
 def main(body: Any, job: Job) -> int:
     """Run a driver's body; every error ends in one line and an exit code."""
     try:
@@ -431,6 +455,11 @@ def _executor_command(job: Job) -> list[str]:
     if job.archive is not None and os.path.exists(job.archive):
         return [python, "-I", "-S", job.archive]
     return [python, "-m", "executor.slurm"]
+
+
+def _one_line(error: BaseException) -> str:
+    kind = "" if isinstance(error, protocol.GangrunError) else type(error).__name__ + ": "
+    return "the driver failed: %s%s" % (kind, " ".join(str(error).split()))
 
 
 def _remove(path: str) -> None:

@@ -68,11 +68,20 @@ class Gang:
         self._is_setup = is_setup
         self._signal = Signal(launch.gang) if launch else None
         self._patience = Patience()
+        job, step = os.environ.get(protocol.SLURM_JOB_ID, ""), os.environ.get(protocol.SLURM_STEP_ID, "")
         self.record: dict[str, Any] = {
-            "state": protocol.RANK_WAITING, "node": me.node, "host": me.host, "address": me.address, "pid": os.getpid(),
-            "step": "{}.{}".format(os.environ.get(protocol.SLURM_JOB_ID, ""), os.environ.get(protocol.SLURM_STEP_ID, "")),
-            "beat": 0, "code": None, "started": None, "ended": None, "why": "",
-        }  # fmt: skip
+            "state": protocol.RANK_WAITING,
+            "node": me.node,
+            "host": me.host,
+            "address": me.address,
+            "pid": os.getpid(),
+            "step": f"{job}.{step}",
+            "beat": 0,
+            "code": None,
+            "started": None,
+            "ended": None,
+            "why": "",
+        }
 
     def join(self) -> None:
         """Publish the first record. Raises OSError if the shared directory cannot be written."""

@@ -63,7 +63,7 @@ class JobDirectory:
         self.note("state", state=state)
 
     def end(self, verdict: Verdict, ranks: list[dict[str, Any]]) -> None:
-        """Enter the terminal state, with all that is known."""
+        """Enter the last state of this attempt, with all that is known."""
         first = None if verdict.first_failed is None else ranks[verdict.first_failed]
         self._status.update(
             exit_code=verdict.exit_code,
@@ -75,6 +75,8 @@ class JobDirectory:
         for report in ranks:
             self.note("rank_ended", **report)
         self.enter(verdict.state)
+        if verdict.state not in protocol.TERMINAL_STATES:
+            return  # the job will run again
         write_atomic(os.path.join(self.path, protocol.EXIT_CODE_NAME), b"%d\n" % verdict.exit_code)
 
     def note(self, event: str, **fields: Any) -> None:

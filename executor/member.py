@@ -25,6 +25,7 @@ READ_BYTES = 1 << 16
 HOLD_S = 0.5  # an unfinished line (a prompt, a progress bar) is shown after this
 DRAIN_S = 1.0
 GROUP_POLL_S = 0.01
+KILL_PATIENCE_S = 5.0
 ORDER_FIRST_S = 0.5
 ORDER_LONGEST_S = 2.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -293,6 +294,8 @@ class Member:
             self._loop.stop(code)
             return
         self._loop.every(GROUP_POLL_S, GROUP_POLL_S * 10, lambda: self._stop_if_group_is_gone(code)).due = 0.0
+        # Even KILL does not end a process that hangs in a dead file system.
+        self._loop.after(self._options.grace_s + KILL_PATIENCE_S, lambda: self._loop.stop(code))
 
     def _stop_if_group_is_gone(self, code: int) -> None:
         assert self._script is not None

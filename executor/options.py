@@ -94,7 +94,7 @@ def parse(argv: list[str]) -> Options:
     values: dict[str, object] = {flag[2:].replace("-", "_"): value for flag, value in raw.items()}
     for name in PATHS:
         if name in values:
-            values[name] = os.path.expanduser(str(values[name]))
+            values[name] = _path(str(values[name]))
     for flag in SWITCHES[:2]:
         values[flag[2:].replace("-", "_")] = flag in raw
     values["cluster_num_nodes"] = _whole(raw, "--cluster-num-nodes")
@@ -103,6 +103,14 @@ def parse(argv: list[str]) -> Options:
         if flag in raw:
             values[flag[2:].replace("-", "_")] = _seconds(raw, flag)
     return Options(**values)
+
+
+def _path(text: str) -> str:
+    """Absolute: the script's work directory becomes ours later."""
+    try:
+        return os.path.abspath(os.path.expanduser(text))
+    except OSError as error:
+        raise UsageError(f"{text!r} is relative, and the current directory is gone: {error.strerror}") from error
 
 
 def _raw(argv: list[str]) -> dict[str, str]:

@@ -34,9 +34,17 @@ def main(argv: list[str] | None = None) -> int:
         options = parse(words)
         return run(options)
     except GangrunError as error:
-        say(None, str(error))
-        _leave_word(options, str(error), error.exit_code)
-        return error.exit_code
+        return _give_up(options, str(error), error.exit_code)
+    except Exception as error:
+        return _give_up(
+            options, "%s: %s" % (type(error).__name__, " ".join(str(error).split())), protocol.EXIT_INFRASTRUCTURE
+        )
+
+
+def _give_up(options: Options | None, reason: str, code: int) -> int:
+    say(None, reason)
+    _leave_word(options, reason, code)
+    return code
 
 
 def run(options: Options) -> int:
@@ -77,7 +85,7 @@ def _join(options: Options, me: identity.Identity) -> Gang:
     try:
         if options.launch_dir and not os.path.isdir(options.launch_dir):
             raise GangrunError(
-                f"the driver's directory {options.launch_dir} is not visible on {me.host}: is it on a shared file system?"
+                f"the driver's directory {options.launch_dir} is not visible on {me.host}: is it on a shared disk?"
             )
         gang.join()
     except OSError as error:
@@ -98,6 +106,9 @@ def _launch(options: Options, me: identity.Identity) -> protocol.Launch | None:
     if me.num_ranks == 1 or options.is_setup:
         return None
     home = options.cluster_home_dir or os.path.expanduser("~")
+    if not os.path.isabs(home):
+        say(me, "no home directory; give --cluster-home-dir, or the ranks will not wait for each other")
+        return None
     environ = os.environ
     # A requeued job has the same job id and step id; srun's port tells even a recycled job id apart.
     step = "step-{}-{}".format(environ.get(protocol.SLURM_STEP_ID, ""), environ.get(protocol.SLURM_SRUN_COMM_PORT, ""))

@@ -11,6 +11,7 @@ from executor import protocol
 COMMAND_TIMEOUT_S = 10.0
 CONFIGURATION_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
 PROCTRACK = re.compile(r"^\s*ProctrackType\s*=\s*(?:proctrack/)?(\w+)", re.IGNORECASE | re.MULTILINE)
+RESTARTS = re.compile(r"\bRestarts=(\d+)")
 TYPED_GPU = re.compile(r"gres[:/]gpu:([A-Za-z][\w.-]*)", re.IGNORECASE)
 
 
@@ -41,6 +42,12 @@ def gpu_request(slurm_job_id: str, count: int) -> str:
         return "0"
     found = TYPED_GPU.search(output_of(["scontrol", "show", "job", slurm_job_id]) or "")
     return "%s:%d" % (found.group(1), count) if found else str(count)
+
+
+def is_requeued(slurm_job_id: str) -> bool:
+    """Is this run of the job being ended to be run again? Slurm counts the restart when it sends the TERM."""
+    found = RESTARTS.search(output_of(["scontrol", "show", "job", slurm_job_id]) or "")
+    return found is not None and int(found.group(1)) > int(os.environ.get(protocol.SLURM_RESTART_COUNT) or 0)
 
 
 def scancel(step: str, signal_name: str | None = None) -> bool:

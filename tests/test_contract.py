@@ -147,14 +147,17 @@ NEW_ENOUGH = [python for version, python in sorted(VERSIONS.items()) if version 
 TOO_OLD = [python for version, python in sorted(VERSIONS.items()) if (3, 4) <= version < protocol.OLDEST_PYTHON]
 
 
-def hello(python: str, directory: Path) -> "subprocess.CompletedProcess[str]":
+def hello(
+    python: str, directory: Path, script: str = "echo hello", **environ: str
+) -> "subprocess.CompletedProcess[str]":
     archive = directory / "executor.pyz"
     archive.write_bytes(executor_archive())
     rank = {protocol.SLURM_PROCID: "0", protocol.SLURM_STEP_NODELIST: "n1", protocol.SLURMD_NODENAME: "n1"}
-    flags = ["--script=echo hello", f"--log-dir={directory}/logs", "--cluster-num-nodes=1", "--cluster-ips=n1"]
+    flags = ["--script=" + script, f"--log-dir={directory}/logs", "--cluster-num-nodes=1", "--cluster-ips=n1"]
     return subprocess.run(
         [python, "-I", "-S", str(archive), *flags],
-        env={**os.environ, **rank},
+        env={**os.environ, **rank, **environ},
+        cwd=directory,
         capture_output=True,
         text=True,
         timeout=30,
@@ -180,3 +183,25 @@ def test_a_python_that_is_too_old_is_told_by_its_path(python: str, tmp_path: Pat
     done = hello(python, tmp_path)
     assert done.returncode == protocol.EXIT_INFRASTRUCTURE
     assert len(done.stderr.splitlines()) == 1 and python in done.stderr and "Python 3.9 or newer" in done.stderr
+
+
+# --- the archive
+
+
+def test_a_rank_from_the_archive_is_shadowed_by_nothing(tmp_path: Path) -> None:
+    """PYTHONPATH and the work directory hold modules with our names; the script gets PYTHONPATH as it was."""
+    (tmp_path / "executor").mkdir()
+    for module in "executor/__init__ signal socket json hostlist".split():
+        (tmp_path / (module + ".py")).write_text("raise SystemExit('shadowed')\n")
+    done = hello(sys.executable, tmp_path, script="echo $PYTHONPATH", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "logs" / "run.log").read_text() == f"{tmp_path}\n"
+
+
+def test_the_archive_is_the_same_wherever_it_is_made() -> None:
+    code = "import hashlib, codegen.archive as a; print(hashlib.sha256(a.executor_archive()).hexdigest())"
+    made = set()
+    for seed, mask in (("1", "022"), ("2", "077")):
+        command = ["sh", "-c", 'umask %s; exec "$@"' % mask, "sh", sys.executable, "-c", code]
+        made.add(subprocess.check_output(command, cwd=CHECKOUT, env={**os.environ, "PYTHONHASHSEED": seed}))
+    assert len(made) == 1

@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -228,10 +229,8 @@ def test_nothing_is_left_behind(bench: Bench, script: str, setup: str) -> None:
     outcome = bench.drive(run=script, setup=setup, secrets={"TOKEN": "s3cr3t"})
     job = ".gangrun/{}/job/".format(outcome.status["slurm_job_id"])
     assert bench.files() == [job + name for name in ("events.jsonl", "exit_code", "lock", "status.json")]
-    kept = [
-        path for path in bench.directory.rglob("*") if path.is_file() and "s3cr3t" in path.read_text(errors="replace")
-    ]
-    assert [path.name for path in kept] == [protocol.SECRETS_NAME]  # the launcher's own file, kept for a requeue
+    files = [path for path in bench.directory.rglob("*") if path.is_file()]
+    assert not [path for path in files if "s3cr3t" in path.read_text(errors="replace")]
 
 
 def test_secrets_reach_the_script_and_no_command_line(bench: Bench) -> None:
@@ -301,3 +300,53 @@ def test_status_is_whole_at_every_moment(bench: Bench) -> None:
         (job.job_directory / protocol.EXIT_CODE_NAME).exists
     )
     job.wait()
+
+
+def test_a_requeued_job_runs_again_in_a_directory_of_its_own_and_keeps_its_secrets(bench: Bench) -> None:
+    script = "echo attempt $GANGRUN_ATTEMPT $TOKEN; [ $GANGRUN_ATTEMPT = 0 ] && exec sleep 4326; exit 0"
+    job = bench.submit(run=script, setup="true", secrets={"TOKEN": "s3cr3t"}, sbatch="--requeue", nodes=2)
+    eventually(lambda: job.log("0-head.log") and job.log("1-worker1.log"))
+    bench.cluster.run("ctl", ["scontrol", "requeue", str(job.job_id)])
+    eventually(lambda: job.status().get("state") == "PENDING")
+    assert not (job.job_directory / protocol.EXIT_CODE_NAME).exists()
+    bench.cluster.wait_state(job.job_id, "PENDING")
+    outcome = job.wait()
+    assert (outcome.code, outcome.status["attempt"]) == (0, 1)
+    assert outcome.states == ["PENDING", "SETTING_UP", "RUNNING", "PENDING"] + [
+        "PENDING",
+        "SETTING_UP",
+        "RUNNING",
+        "SUCCEEDED",
+    ]
+    assert outcome.log("1-worker1.log") == "attempt 0 s3cr3t\nattempt 1 s3cr3t\n"
+    assert not bench.left_behind("sleep 4326")
+
+
+def test_with_linuxproc_a_cancel_is_one_term_and_leaves_no_orphan(own_cluster, shared_dir) -> None:  # type: ignore[no-untyped-def]
+    bench = Bench(own_cluster(nodes=2, proctrack="linuxproc"), shared_dir)
+    job = bench.submit(run="(setsid sleep 4327 &) ; sleep 0.3;" + TRAP.replace("EXIT", "0"), nodes=2)
+    eventually(lambda: "ready" in job.log("0-head.log") and "ready" in job.log("1-worker1.log"))
+    bench.cluster.run("ctl", ["scancel", str(job.job_id)])
+    outcome = job.wait()
+    assert outcome.status["state"] == "CANCELLED"
+    assert [(bench.directory / name).read_text() for name in ("mark-0", "mark-1")] == ["TERM\ncheckpoint\n"] * 2
+    eventually(lambda: not bench.left_behind("sleep 4327"))
+
+
+def test_a_cancel_works_where_scancel_does_not(bench: Bench) -> None:
+    bench.environ["PATH"] = no_scancel(bench.directory, bench.environ["PATH"])
+    job = bench.submit(run=TRAP.replace("EXIT", "0"))
+    eventually(lambda: all("ready" in job.log(name) for name in ("0-head.log", "1-worker1.log", "2-worker2.log")))
+    driver = job.status()["driver"]
+    bench.cluster.run(driver["host"], ["kill", "-TERM", str(driver["pid"])])
+    outcome = job.wait()
+    assert (outcome.code, outcome.status["state"]) == (143, "CANCELLED")
+    assert [(bench.directory / f"mark-{rank}").read_text() for rank in range(3)] == ["TERM\ncheckpoint\n"] * 3
+
+
+def no_scancel(directory: Path, path: str) -> str:
+    """A PATH whose scancel always fails."""
+    (directory / "bin").mkdir()
+    (directory / "bin" / "scancel").write_text("#!/bin/sh\nexit 1\n")
+    (directory / "bin" / "scancel").chmod(0o755)
+    return f"{directory}/bin:{path}"

@@ -18,7 +18,7 @@ from tests.minislurm.layout import Layout
 from tests.minislurm.options import Options
 
 HOST_MOUNT = Path("/sys/fs/cgroup")
-V1_CONTROLLERS = ("freezer", "memory", "cpuset", "devices", "cpuacct")
+V1_CONTROLLERS = ["freezer", "memory", "cpuset", "devices", "cpuacct"]
 UNIFIED = "unified"  # our word for the one hierarchy of v2
 PROCS = "cgroup.procs"
 SLURMD_CGROUP = "system.slice/slurmd.service"  # v2: where slurmd lives in its node
@@ -59,16 +59,14 @@ class Cgroups(NamedTuple):
     def from_json(cls, data: dict[str, Any]) -> Cgroups:
         return cls(**data)
 
-    def remove(self, layout: Layout) -> list[Path]:
-        """Remove our folders (their processes must be dead) and a private mount; returns what stayed."""
-        ours = [d for h in self.hierarchies.values() for d in Path(h).glob(f"{self.prefix}-*")]
+    def remove(self, node: str = "*") -> list[Path]:
+        """Remove the folders of a node, or of all; their processes must be dead. Returns what stayed."""
+        ours = [d for h in self.hierarchies.values() for d in Path(h).glob(f"{self.prefix}-{node}")]
         deadline = time.monotonic() + REMOVE_TIMEOUT_S
         while left := [d for d in ours if not _remove_tree(d)]:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        if os.path.ismount(layout.freezer):
-            subprocess.run(["umount", "-l", str(layout.freezer)], check=False)
         return left
 
 
@@ -89,7 +87,7 @@ def choose(options: Options, layout: Layout, notes: list[str]) -> Cgroups:
     if options.proctrack != "cgroup" and not options.constrain:
         return NO_CGROUPS
     mounts = _cgroup_mounts()
-    v1 = {c: mounts[c] for c in V1_CONTROLLERS if c in mounts}
+    v1 = {c: mounts[c] for c in _v1_controllers(options) if c in mounts}
     if "freezer" in v1 and _writable(v1["freezer"]):
         return Cgroups(1, v1, prefix)
     if mounts.get(UNIFIED) == str(HOST_MOUNT) and _writable(str(HOST_MOUNT)):
@@ -99,6 +97,14 @@ def choose(options: Options, layout: Layout, notes: list[str]) -> Cgroups:
         return Cgroups(1, {"freezer": str(layout.freezer)}, prefix)
     notes.append("control groups are not usable here: proctrack/linuxproc is used instead of proctrack/cgroup")
     return NO_CGROUPS
+
+
+def _v1_controllers(options: Options) -> list[str]:
+    """What the nodes need; each one costs every node's boot some time."""
+    if "cgroup" in options.extra_conf:
+        return V1_CONTROLLERS
+    wanted = {"ram": "memory", "cores": "cpuset", "devices": "devices"}
+    return ["freezer", *(wanted[word] for word in options.constrain)]
 
 
 def _cgroup_mounts() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -67,6 +68,11 @@ class Layout(NamedTuple):
     def freezer(self) -> Path:
         """Mount point of a private cgroup v1 freezer, on machines that have no usable one."""
         return self.root / "freezer"
+
+    @property
+    def nodev(self) -> bool:
+        """Whether device files do not work where the root is."""
+        return bool(os.statvfs(self.root).f_flag & os.ST_NODEV)
 
     def gpu(self, index: int) -> Path:
         return self.root / f"gpu{index}"

@@ -32,7 +32,7 @@ def clean(layout: Layout, *, by_owner: bool = False) -> None:
         _check_owner(record, layout)
     if left := kill_all({*_recorded(layout), *_running_our_scripts(layout)}):
         raise BedError(f"{layout.root}: these processes do not die: {[one.pid for one in left]}")
-    if folders := Cgroups.from_json(record["cgroups"]).remove(layout):
+    if folders := Cgroups.from_json(record["cgroups"]).remove():
         raise BedError(f"these cgroups cannot be removed: {', '.join(map(str, folders))}")
     _unmount_below(layout.root)
     shutil.rmtree(layout.root)

@@ -75,6 +75,8 @@ class Room:
             raise BedError(f"these processes did not die of SIGKILL: {[p.pid for p in left]}")
         for record in records:
             record.unlink(missing_ok=True)
+        for node in nodes:
+            self.cgroups.remove(node)
         if self.is_on(SWITCH):
             for node in set(nodes) - {SWITCH}:
                 self._switch(f"link del {self.options.port_of(node)}\n", check=False)

@@ -99,6 +99,9 @@ def _files(options: Options, layout: Layout, node: str) -> Lines:
     """The node's view: its own /dev/shm, /sys, hosts file and private folders; all else is the machine's."""
     top = options.rootfs or ""
     lines = _root_binds(options, layout) if top else []
+    if layout.nodev:  # the gpus must work there
+        lines += [] if top else [_bind(layout.root, str(layout.root), recursive=True)]
+        lines += [f"mount -o remount,bind,dev {quote(f'{top}{layout.root}')}"]
     lines += [
         _bind(layout.hosts, f"{top}/etc/hosts"),
         f"mount -t tmpfs -o size={options.shm_mb}m,mode=1777 shm {quote(top + '/dev/shm')}",
