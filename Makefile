@@ -4,15 +4,15 @@ VENV ?= .venv
 WORKERS ?= 4
 READY := $(VENV)/ready
 
-.PHONY: demo test test-all lint bench setup clean
+.PHONY: demo test slow lint bench setup clean
 demo: $(READY)
 	$(VENV)/bin/python -m tests.demo
 
 test: $(READY)
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) -m "not slow"
 
-test-all: $(READY)
-	$(VENV)/bin/python -m pytest -q -n $(WORKERS)
+slow: $(READY)
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS) -m slow
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

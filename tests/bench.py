@@ -1,4 +1,5 @@
 """What tests on the real cluster share: run a driver or the executor in an allocation, and look at what came of it."""
+
 from __future__ import annotations
 
 import json
@@ -119,11 +120,11 @@ class Bench:
         """Submit a batch script's body and wait for its end."""
         return Running(self, self.batch(body, nodes, sbatch), "none").wait(timeout_s)
 
-    def executor(self, script: str, *flags: str, nodes: int = 3, srun: str = "--kill-on-bad-exit=1") -> str:
+    def executor(self, script: str, *flags: str, srun: str = "--nodes=3 --kill-on-bad-exit=1") -> str:
         """The command line that a person would type inside an allocation."""
         return " ".join(
             [
-                "srun --ntasks-per-node=1 --nodes=%d %s %s -m executor.slurm" % (nodes, srun, sys.executable),
+                f"srun --ntasks-per-node=1 {srun} {sys.executable} -m executor.slurm",
                 "--script=" + shlex.quote(script),
                 f"--log-dir={shlex.quote(str(self.directory))}/logs --cluster-num-nodes=$SLURM_JOB_NUM_NODES",
                 "--cluster-ips=$(scontrol show hostnames | paste -sd,) --no-color",

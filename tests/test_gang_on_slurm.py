@@ -65,7 +65,7 @@ def test_prefixes_and_addresses_in_rank_order(bench: Bench) -> None:
 def test_a_step_on_some_nodes_of_the_job_knows_its_own(bench: Bench, nodes: str) -> None:
     address = bench.cluster.addresses
     command = bench.executor(
-        "echo $SKYPILOT_NODE_RANK $SKYPILOT_NUM_NODES $SKYPILOT_NODE_IPS", nodes=2, srun="-n2 -w " + nodes
+        "echo $SKYPILOT_NODE_RANK $SKYPILOT_NUM_NODES $SKYPILOT_NODE_IPS", srun="-N2 -n2 -w " + nodes
     )
     outcome = bench.run_batch(command, sbatch="--nodelist=n1,n2,n3")
     assert outcome.log("0-worker1.log") == "0 2 {} {}\n".format(address["n2"], address["n3"])
@@ -132,7 +132,7 @@ def test_a_script_killed_with_9_is_told_as_such(bench: Bench) -> None:
 
 def test_a_failing_rank_does_not_wait_for_its_peers_and_ends_them_without_kill_on_bad_exit(bench: Bench) -> None:
     begun = time.monotonic()
-    bench.run_batch(bench.executor("[ $SKYPILOT_NODE_RANK = 1 ] && exit 5; sleep 60", srun="--kill-on-bad-exit=0"))
+    bench.run_batch(bench.executor("[ $SKYPILOT_NODE_RANK = 1 ] && exit 5; sleep 60", srun="-N3 --kill-on-bad-exit=0"))
     assert time.monotonic() - begun < 15
     assert not bench.left_behind("sleep 60")
 

@@ -36,9 +36,8 @@ def test_four_flags_are_enough() -> None:
 
 def test_a_value_may_follow_its_flag_or_an_equals_sign() -> None:
     words = ["--log-dir", "/l", "--cluster-num-nodes", "1", "--cluster-ips", "n1", "--script", "--not-a-flag=1 -x"]
-    assert parse(words) == parse(
-        ["--log-dir=/l", "--cluster-num-nodes=1", "--cluster-ips=n1", "--script=--not-a-flag=1 -x"]
-    )
+    same = ["--log-dir=/l", "--cluster-num-nodes=1", "--cluster-ips=n1", "--script=--not-a-flag=1 -x"]
+    assert vars(parse(words)) == vars(parse(same))
 
 
 def test_switches_take_no_value() -> None:
@@ -145,8 +144,3 @@ def test_help_tells_every_flag_and_no_other() -> None:
 def test_help_goes_to_standard_output(flag: str) -> None:
     done = subprocess.run([sys.executable, "-m", "executor.slurm", flag], cwd=CHECKOUT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, USAGE, "")
-
-
-def test_a_scripts_own_help_flag_is_not_ours(capfd: pytest.CaptureFixture[str]) -> None:
-    assert slurm.main([*NEEDED, "--script", "--help"]) == protocol.EXIT_USAGE  # it goes on, and is not under srun
-    assert capfd.readouterr().out == ""
