@@ -14,51 +14,36 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from executor import environment, protocol, slurm_commands
 from executor.gang import prepare_records
-from executor.identity import expand_hosts
+from executor.job import (
+    Job,
+    cluster_home,
+    executor_command,
+    gpu_request,
+    local_launcher,
+    nodes_of_this_job,
+    this_slurm_job,
+)
 from executor.launchdir import JobDirectory
 from executor.loop import Arrival, Loop
-from executor.process import reap
 from executor.protocol import GangrunError, UsageError
+from executor.report import rank_reports, summary
 from executor.shared import Signal, read_record, write_in_place, write_private
-from executor.step import Step
+from executor.step import Step, Steps
 from executor.verdict import Verdict, judge
+
+__all__ = ["Driver", "Job", "gpu_request", "local_launcher", "main", "nodes_of_this_job", "this_slurm_job"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from executor.shared import Record
 
 HEARTBEAT_S = 5.0
-POLL_LONGEST_S = 0.2
-CANCEL_MARGIN_S = 3.0
-KILL_PATIENCE_S = 10.0
-SEEN_STOPPING_S = 0.3  # `scancel JOB` tells the ranks and the driver at the same moment
+ALLOC_POLL_S = 0.2
 WAITING_WORDS_S = 5.0
-TAIL_LINES = 5
-
-
-class Job(NamedTuple):
-    """The facts of one job."""
-
-    slurm_job_id: str
-    job_id: str
-    task_name: str
-    num_nodes: int
-    cluster_ips: Sequence[str]
-    log_dir: str
-    env_vars: dict[str, str] = {}
-    setup_env_vars: dict[str, str] = {}
-    cluster_home: str | None = None
-    workdir: str | None = None
-    secrets_file: str | None = None
-    grace_s: float = protocol.DEFAULT_GRACE_S
-    liveness_timeout_s: float = protocol.DEFAULT_LIVENESS_TIMEOUT_S
-    python: str | None = None  # on the nodes; default: the interpreter that runs the driver
-    archive: str | None = None
-    remove_at_end: Sequence[str] = ()
 
 
 class Ended(Exception):
@@ -82,7 +67,6 @@ class Driver:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._steps: dict[int, Step] = {}
         self._run: Step | None = None
         self._setup: Step | None = None
         self._allocation: dict[str, str] = {}
@@ -94,6 +78,7 @@ class Driver:
         job = self._job
         self._loop = Loop(self._on_signal)
         self._loop.take_signals()
+        self._steps = Steps(self._loop)
         home = cluster_home(job)
         self._directory = JobDirectory(protocol.job_directory(home, job.slurm_job_id, job.job_id), job._asdict())
         self.launch = self._directory.new_attempt()
@@ -132,7 +117,7 @@ class Driver:
                 self._launch_failed(run)
             if not told and time.monotonic() - begun > WAITING_WORDS_S:
                 told = True
-                self._say("waiting for the run step to start: %s" % (run.last_words or "its nodes are busy"))
+                _say("gangrun: waiting for the run step to start: %s\n" % (run.last_words or "its nodes are busy"))
             self._wait_a_little(begun)
 
     def run_setup(self, srun: Sequence[str], script: str) -> None:
@@ -152,7 +137,7 @@ class Driver:
             return
         if self._run is not None:
             Signal(self.launch.setup_done).fire(protocol.ABORT, "setup failed: " + verdict.reason)
-            self._wait_for(self._run, patience_s=self._job.grace_s)
+            self._steps.wait_for(self._run, self._job.grace_s)
         state = protocol.FAILED_SETUP if verdict.state in (protocol.FAILED, protocol.CANCELLED) else verdict.state
         raise Ended(verdict._replace(state=state, reason=verdict.reason or "the setup step was stopped"))
 
@@ -165,7 +150,8 @@ class Driver:
     def wait_for_run(self) -> None:
         """Until the run step has ended, by itself or otherwise."""
         run = self._current_run()
-        self._wait_for(run)
+        while run.is_running:
+            self._steps.run_loop_for(HEARTBEAT_S)
         raise Ended(judge(self._records(is_setup=False), run.code or 0, run.words, was_cancelled=False))
 
     # --- the end
@@ -176,11 +162,11 @@ class Driver:
         verdict = self._verdict_of(error)
         self._is_cancelling = True  # whatever arrives now comes too late to change the verdict
         try:
-            self._end_steps()
+            self._steps.end_all()
             self._finish(verdict)
         except OSError as trouble:
             self.exit_code = self.exit_code or protocol.EXIT_INFRASTRUCTURE
-            self._say(f"cannot record how the job ended ({verdict.state}): {trouble}")
+            _say(f"gangrun: cannot record how the job ended ({verdict.state}): {trouble}\n")
         finally:
             self._directory.clean()
             for path in self._own_files(verdict):
@@ -198,7 +184,8 @@ class Driver:
             return error.verdict
         if isinstance(error, Cancelled):
             is_requeued = slurm_commands.is_requeued(self._job.slurm_job_id)
-            self._cancel(error.number)
+            self._directory.note("cancel", signal=error.number)
+            self._steps.cancel(self._job.grace_s, self._tell_to_stop)
             verdict = self._cancel_verdict(error.number)
             return (
                 verdict._replace(state=protocol.PENDING, reason="Slurm runs the job again") if is_requeued else verdict
@@ -220,33 +207,16 @@ class Driver:
     def _finish(self, verdict: Verdict) -> None:
         self.exit_code = verdict.exit_code
         records = self._records(is_setup=verdict.state == protocol.FAILED_SETUP) if self._run or self._setup else []
-        ranks = [_rank_report(rank, record, verdict) for rank, record in enumerate(records)]
+        ranks = rank_reports(records, verdict, len(self._job.cluster_ips))
         self._directory.end(verdict, ranks)
-        self._summarize(verdict, ranks)
-
-    def _summarize(self, verdict: Verdict, ranks: list[dict[str, Any]]) -> None:
-        code = "" if verdict.state == protocol.SUCCEEDED else ", exit code %d" % verdict.exit_code
-        self._say(f"job {self._job.job_id} {verdict.state}{code} after {self._directory.age_s:.1f} s")
-        if verdict.reason:
-            self._say(verdict.reason)
-        if any(verdict.codes) and ranks:
-            self._say("exit codes by rank: [{}]".format(", ".join(str(code) for code in verdict.codes)))
-        if verdict.first_failed is not None:
-            self._show_tail(str(ranks[verdict.first_failed]["log"]))
-        self._say(f"logs are in {self._job.log_dir}")
-
-    def _show_tail(self, log: str) -> None:
-        lines = _tail(os.path.join(self._job.log_dir, log))
-        if lines:
-            self._say(f"the end of {log}:")
-            os.write(1, b"".join(b"    | " + line + b"\n" for line in lines))
+        _say(summary(self._job.job_id, verdict, ranks, self._job.log_dir, self._directory.age_s))
 
     # --- steps
 
     def _start(self, name: str, srun: Sequence[str], flags: Sequence[str]) -> Step:
         job = self._job
         argv = [
-            *srun, *_executor_command(job), *flags,
+            *srun, *executor_command(job), *flags,
             "--log-dir=" + os.path.abspath(os.path.expanduser(job.log_dir)),
             "--launch-dir=" + self.launch.directory,
             "--cluster-num-nodes=%d" % len(job.cluster_ips),
@@ -258,8 +228,8 @@ class Driver:
             f"--liveness-timeout-s={job.liveness_timeout_s:g}",
             *(["--workdir=" + job.workdir] if job.workdir else []),
         ]  # fmt: skip
-        step = Step.start(name, argv, environment.without_step(os.environ), self._loop)
-        self._steps[step.pid] = step
+        is_setup = "--is-setup" in flags
+        step = self._steps.start(name, argv, environment.without_step(os.environ), lambda: self._records(is_setup))
         self._directory.note("step_started", step=name, pid=step.pid)
         return step
 
@@ -267,31 +237,15 @@ class Driver:
         assert self._run is not None, "start_run comes first"
         return self._run
 
-    def _wait_for(self, step: Step, patience_s: float | None = None) -> bool:
-        """Until srun has ended; False if that took longer than `patience_s`."""
-        deadline = None if patience_s is None else time.monotonic() + patience_s
-        while step.code is None:
-            if deadline is not None and time.monotonic() > deadline:
-                return False
-            self._run_loop_for(POLL_LONGEST_S if deadline is not None else HEARTBEAT_S)
-        return True
-
     def _wait_for_setup(self, setup: Step) -> None:
         """Until setup has ended; the job ends with the run step if that is lost meanwhile."""
         while setup.code is None:
             if self._run is not None and self._run.code is not None:
                 raise Ended(judge(self._records(is_setup=False), self._run.code, self._run.words, was_cancelled=False))
-            self._run_loop_for(HEARTBEAT_S)
+            self._steps.run_loop_for(HEARTBEAT_S)
 
     def _wait_a_little(self, since: float) -> None:
-        self._run_loop_for(min(POLL_LONGEST_S, max(0.005, (time.monotonic() - since) / 10)))
-
-    def _run_loop_for(self, seconds: float) -> None:
-        timer = self._loop.after(seconds, self._loop.stop)
-        try:
-            self._loop.run()
-        finally:
-            self._loop.cancel(timer)
+        self._steps.run_loop_for(min(ALLOC_POLL_S, max(0.005, (time.monotonic() - since) / 10)))
 
     def _launch_failed(self, run: Step) -> NoReturn:
         records = self._records(is_setup=False)
@@ -307,53 +261,12 @@ class Driver:
 
     def _on_signal(self, arrival: Arrival) -> None:
         if arrival.number == signal.SIGCHLD:
-            for pid, code in reap():
-                if pid in self._steps:
-                    self._steps[pid].on_end(code)
-                    self._loop.stop()
+            self._steps.on_child_end()
         elif arrival.number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if self._is_cancelling:
                 return
             self._is_cancelling = True
             raise Cancelled(arrival.number)
-
-    # --- cancel
-
-    def _cancel(self, number: int) -> None:
-        """TERM to every program, their grace period, then KILL; only then is the job over."""
-        self._directory.note("cancel", signal=number)
-        running = [step for step in self._steps.values() if step.code is None]
-        if not running:
-            return
-        self._run_loop_for(SEEN_STOPPING_S)
-        for step in running:
-            self._ask_to_end(step)
-        deadline = time.monotonic() + self._job.grace_s + CANCEL_MARGIN_S
-        for step in running:
-            self._wait_for(step, max(0.0, deadline - time.monotonic()))
-
-    def _ask_to_end(self, step: Step) -> None:
-        is_setup = step is self._setup
-        records = self._records(is_setup)
-        states = [record.get("state") for record in records if record]
-        if states and all(state == protocol.RANK_STOPPING or state in protocol.RANK_ENDED_STATES for state in states):
-            return
-        step.id = step.id or next((str(record["step"]) for record in records if record and record.get("step")), None)
-        if step.id is None:
-            step.terminate()  # not started yet: srun takes its request back
-        elif not slurm_commands.scancel(step.id, "TERM"):
-            Signal(self.launch.gang).fire(protocol.GANG_STOP, "cancelled")
-
-    def _end_steps(self) -> None:
-        """Nothing of ours may go on holding nodes: escalate until every srun is gone."""
-        for step in self._steps.values():
-            if step.code is None and step.id is not None:
-                slurm_commands.scancel(step.id)
-            if step.code is None and not self._wait_for(step, KILL_PATIENCE_S if step.id else 0.0):
-                step.terminate()
-                if not self._wait_for(step, KILL_PATIENCE_S):
-                    step.kill()
-                    self._wait_for(step, KILL_PATIENCE_S)
 
     # --- shared files
 
@@ -362,6 +275,9 @@ class Driver:
             Signal(path).arm()
         prepare_records(self.launch, self._num_ranks(), is_setup=False)
         self._beat()
+
+    def _tell_to_stop(self) -> None:
+        Signal(self.launch.gang).fire(protocol.GANG_STOP, "cancelled")
 
     def _beat(self) -> None:
         self._beats += 1
@@ -395,48 +311,12 @@ class Driver:
         write_private(path, text.encode("utf-8", "surrogateescape"))
         return path
 
-    def _say(self, text: str) -> None:
-        try:
-            os.write(1, (f"gangrun: {text}\n").encode("utf-8", "surrogateescape"))
-        except OSError:
-            pass
 
-
-def this_slurm_job() -> str:
-    """The job that this process runs in. Exits where there is none."""
-    job_id = os.environ.get(protocol.SLURM_JOB_ID)
-    if not job_id:
-        sys.exit(f"gangrun: {protocol.SLURM_JOB_ID} is not set: run this driver inside an allocation (sbatch, salloc)")
-    return job_id
-
-
-def nodes_of_this_job() -> list[str]:
-    """The names of the allocation's nodes, in Slurm's order: the first is the head."""
-    return expand_hosts(os.environ.get(protocol.SLURM_JOB_NODELIST, ""), protocol.SLURM_JOB_NODELIST)
-
-
-def gpu_request(slurm_job_id: str, count: int) -> str:
-    """The value of --gpus-per-node; 0 is said, or a step would see all GPUs of the job."""
-    return slurm_commands.gpu_request(slurm_job_id, count)
-
-
-def local_launcher(archive: str) -> list[str]:
-    """The stand-in for srun on a machine without Slurm."""
-    return (
-        [sys.executable, "-I", "-S", archive, "local"]
-        if os.path.exists(archive)
-        else [sys.executable, "-m", "executor.local"]
-    )
-
-
-def cluster_home(job: Job) -> str:
-    """The directory that all nodes share. Raises UsageError where nothing says what it is."""
-    home = os.path.expanduser(job.cluster_home or "~")
-    if not os.path.isabs(home):
-        raise UsageError(
-            f"cluster_home={job.cluster_home!r}: no absolute path, and neither HOME nor a passwd entry says more"
-        )
-    return home
+def _say(text: str) -> None:
+    try:
+        os.write(1, text.encode("utf-8", "surrogateescape"))
+    except OSError:
+        pass
 
 
 def main(body: Any, job: Job) -> int:
@@ -448,13 +328,6 @@ def main(body: Any, job: Job) -> int:
         print(f"gangrun: {error}", file=sys.stderr)
         return error.exit_code
     return driver.exit_code
-
-
-def _executor_command(job: Job) -> list[str]:
-    python = job.python or sys.executable or "python3"
-    if job.archive is not None and os.path.exists(job.archive):
-        return [python, "-I", "-S", job.archive]
-    return [python, "-m", "executor.slurm"]
 
 
 def _one_line(error: BaseException) -> str:
@@ -474,27 +347,3 @@ def _quiet_record(path: str) -> Record | None:
         return read_record(path)
     except OSError:
         return None
-
-
-def _rank_report(rank: int, record: Record | None, verdict: Verdict) -> dict[str, Any]:
-    report: dict[str, Any] = {
-        key: (record or {}).get(key) for key in ("node", "host", "address", "state", "started", "ended", "why")
-    }
-    index = (
-        int(str(report["node"] or "")[len("worker") :] or 0) if str(report["node"] or "").startswith("worker") else 0
-    )
-    report.update(rank=rank, exit_code=verdict.codes[rank] if rank < len(verdict.codes) else None)
-    report["log"] = protocol.log_name(rank, index, len(verdict.codes), verdict.state == protocol.FAILED_SETUP)
-    if verdict.first_failed is not None and report["state"] in (protocol.RANK_STOPPED, protocol.RANK_STOPPING):
-        report["why"] = "stopped because rank %d failed" % verdict.first_failed
-    return report
-
-
-def _tail(path: str, lines: int = TAIL_LINES, limit_bytes: int = 8192) -> list[bytes]:
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - limit_bytes))
-            return file.read().rstrip(b"\n").split(b"\n")[-lines:]
-    except OSError:
-        return []

@@ -29,6 +29,8 @@ KILL_PATIENCE_S = 5.0
 ORDER_FIRST_S = 0.5
 ORDER_LONGEST_S = 2.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+CODES_OF_STOP = tuple(protocol.exit_code_of_signal(number) for number in STOP_SIGNALS)
+TOLD_LATE_S = 0.2  # proctrack/linuxproc signals the script itself, perhaps before it signals us
 
 
 class Member:
@@ -137,8 +139,8 @@ class Member:
 
     def run_script(self, text: bytes, environ: dict[str, str]) -> int:
         """Run it to its end; returns its exit code. Its process group has ended by then if it was stopped."""
+        self._adopts = adopt_orphans()
         script = self._script = Script(text, environ)
-        self._adopts = adopt_orphans()  # soon: what is orphaned before it is lost to us
         self._loop.watch(script.pipe, self._on_output)
         self._gang.tell(state=protocol.RANK_RUNNING, started=round(time.time(), 3))
         self._framer = Framer(self._prefix(script.pid))
@@ -286,7 +288,13 @@ class Member:
         for pid, code in reap():
             if self._script is not None and pid == self._script.pid:
                 self._script.code = code
-                self._finish(code)
+                self._on_script_end(code)
+
+    def _on_script_end(self, code: int) -> None:
+        if self._options.proctrack == protocol.PROCTRACK_LINUXPROC and code in CODES_OF_STOP:
+            self._loop.after(TOLD_LATE_S, lambda: self._finish(code))
+        else:
+            self._finish(code)
 
     def _finish(self, code: int) -> None:
         """The script's exit is what counts; but bash dies of a TERM at once, while its program saves a checkpoint."""

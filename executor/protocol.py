@@ -4,6 +4,8 @@ Every name that two parts share has its one home here: environment variables, fi
 exit codes, and the form of what is written into shared files.
 """
 
+from __future__ import annotations
+
 VERSION = "0.1.0"
 
 # --- What Slurm tells us (https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES)
@@ -145,6 +147,12 @@ def job_directory(cluster_home: str, slurm_job_id: str, name: str) -> str:
 
 def node_name(index: int) -> str:
     return "head" if index == 0 else "worker%d" % index
+
+
+def node_index(name: str) -> int | None:
+    """The reverse of `node_name`; None for anything else."""
+    number = name[len("worker") :] if name.startswith("worker") else "0" if name == "head" else ""
+    return int(number) if number.isdigit() else None
 
 
 def local_address(index: int) -> str:

@@ -1,16 +1,26 @@
-"""One srun of the driver: its process, what it says, and the step it carries."""
+"""The sruns of a driver: their processes, what they say, and how they are made to end."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
+from executor import protocol, slurm_commands
 from executor.loop import Loop
-from executor.process import spawn
+from executor.process import reap, spawn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from executor.shared import Record
 
 WORDS_BYTES = 16384
+POLL_LONGEST_S = 0.2
+SEEN_STOPPING_S = 0.3  # `scancel JOB` tells the ranks and the driver at the same moment
+CANCEL_MARGIN_S = 3.0
+KILL_PATIENCE_S = 10.0
 # The driver's summary says these better.
 NOISE = re.compile(
     rb"tasks? \S+: (Exited with exit code|Terminated|Killed|running)|step creation (temporarily|still) disabled"
@@ -21,27 +31,18 @@ NOISE = re.compile(
 class Step:
     """srun in a session of its own: a signal to the driver's group must not make it kill the tasks at once."""
 
-    def __init__(self, name: str, pid: int, stderr: int, loop: Loop) -> None:
+    def __init__(
+        self, name: str, pid: int, stderr: int, loop: Loop, records: Callable[[], list[Record | None]]
+    ) -> None:
         self.name = name
         self.pid = pid
+        self.records = records  # what its ranks have written by now
         self.id: str | None = None  # JOB.STEP, known once the step has started
         self.code: int | None = None
         self._stderr = stderr
         self._loop = loop
         self._words = b""
         self._unfinished = b""
-
-    @classmethod
-    def start(cls, name: str, argv: Sequence[str], environ: Mapping[str, str], loop: Loop) -> Step:
-        read_end, write_end = os.pipe()
-        os.set_blocking(read_end, False)
-        try:
-            pid = spawn(list(argv), environ, stderr=write_end)
-        finally:
-            os.close(write_end)
-        step = cls(name, pid, read_end, loop)
-        loop.watch(read_end, step._on_words)
-        return step
 
     @property
     def words(self) -> str:
@@ -53,8 +54,23 @@ class Step:
         lines = self.words.strip().splitlines()
         return lines[-1] if lines else ""
 
+    @property
+    def is_running(self) -> bool:
+        return self.code is None
+
+    @property
+    def all_are_stopping(self) -> bool:
+        states = [record.get("state") for record in self.records() if record]
+        return bool(states) and all(s == protocol.RANK_STOPPING or s in protocol.RANK_ENDED_STATES for s in states)
+
+    def find_id(self) -> str | None:
+        """JOB.STEP, from the driver's allocation file or from a rank's record; None while no rank has begun."""
+        told = (str(record["step"]) for record in self.records() if record and record.get("step"))
+        self.id = self.id or next(told, None)
+        return self.id
+
     def on_end(self, code: int) -> None:
-        self._on_words()
+        self.on_words()
         self.code = code
         self._loop.forget(self._stderr)
 
@@ -71,7 +87,7 @@ class Step:
         except ProcessLookupError:
             pass
 
-    def _on_words(self) -> None:
+    def on_words(self) -> None:
         try:
             chunk = os.read(self._stderr, 65536)
         except BlockingIOError:
@@ -84,3 +100,75 @@ class Step:
         shown = [line + b"\n" for line in lines if not NOISE.search(line)]
         if shown:
             os.write(2, b"".join(shown))
+
+
+class Steps:
+    """All steps of one driver. The only owner of their processes."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._steps: dict[int, Step] = {}
+
+    def start(
+        self, name: str, argv: Sequence[str], environ: Mapping[str, str], records: Callable[[], list[Record | None]]
+    ) -> Step:
+        """Start an srun; raises GangrunError if there is none."""
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        try:
+            pid = spawn(list(argv), environ, stderr=write_end)
+        finally:
+            os.close(write_end)
+        step = self._steps[pid] = Step(name, pid, read_end, self._loop, records)
+        self._loop.watch(read_end, step.on_words)
+        return step
+
+    def on_child_end(self) -> None:
+        for pid, code in reap():
+            if pid in self._steps:
+                self._steps[pid].on_end(code)
+                self._loop.stop()
+
+    def wait_for(self, step: Step, patience_s: float) -> bool:
+        """Until srun has ended; False if that took longer."""
+        deadline = time.monotonic() + patience_s
+        while step.is_running and time.monotonic() < deadline:
+            self.run_loop_for(POLL_LONGEST_S)
+        return not step.is_running
+
+    def run_loop_for(self, seconds: float) -> None:
+        """Let things happen for so long, or until a step has ended."""
+        timer = self._loop.after(seconds, self._loop.stop)
+        try:
+            self._loop.run()
+        finally:
+            self._loop.cancel(timer)
+
+    def cancel(self, grace_s: float, tell_by_file: Callable[[], None]) -> None:
+        """TERM to every program, once, and its grace period. `tell_by_file` serves where scancel does not work."""
+        if not self._running():
+            return
+        self.run_loop_for(SEEN_STOPPING_S)
+        for step in self._running():
+            if step.all_are_stopping:
+                continue
+            if step.find_id() is None:
+                step.terminate()  # not started yet: srun takes its request back
+            elif not slurm_commands.scancel(str(step.id), "TERM"):
+                tell_by_file()
+        deadline = time.monotonic() + grace_s + CANCEL_MARGIN_S
+        for step in self._running():
+            self.wait_for(step, deadline - time.monotonic())
+
+    def end_all(self) -> None:
+        """Nothing of ours may go on holding nodes: KILL, and escalate until every srun is gone."""
+        for step in self._running():
+            if step.find_id() is not None and slurm_commands.scancel(str(step.id)):
+                self.wait_for(step, KILL_PATIENCE_S)
+            for escalate in (step.terminate, step.kill):
+                if step.is_running:
+                    escalate()
+                    self.wait_for(step, KILL_PATIENCE_S)
+
+    def _running(self) -> list[Step]:
+        return [step for step in self._steps.values() if step.is_running]

@@ -1,0 +1,83 @@
+"""The facts of one job, as a rendered driver states them, and what it asks the machine to complete them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+from executor import protocol, slurm_commands
+from executor.identity import expand_hosts
+from executor.protocol import UsageError
+
+
+class Job(NamedTuple):
+    """The facts of one job."""
+
+    slurm_job_id: str
+    job_id: str
+    task_name: str
+    num_nodes: int
+    cluster_ips: Sequence[str]
+    log_dir: str
+    env_vars: dict[str, str] = {}
+    setup_env_vars: dict[str, str] = {}
+    cluster_home: str | None = None
+    workdir: str | None = None
+    secrets_file: str | None = None
+    grace_s: float = protocol.DEFAULT_GRACE_S
+    liveness_timeout_s: float = protocol.DEFAULT_LIVENESS_TIMEOUT_S
+    python: str | None = None  # on the nodes; default: the interpreter that runs the driver
+    archive: str | None = None
+    remove_at_end: Sequence[str] = ()
+
+
+def this_slurm_job() -> str:
+    """The job that this process runs in. Exits where there is none."""
+    job_id = os.environ.get(protocol.SLURM_JOB_ID)
+    return job_id or _refuse(f"{protocol.SLURM_JOB_ID} is not set: run this driver in an allocation (sbatch, salloc)")
+
+
+def nodes_of_this_job() -> list[str]:
+    """The names of the allocation's nodes, in Slurm's order: the first is the head."""
+    try:
+        return expand_hosts(os.environ.get(protocol.SLURM_JOB_NODELIST, ""), protocol.SLURM_JOB_NODELIST)
+    except UsageError as error:
+        _refuse(str(error))
+
+
+def _refuse(text: str) -> NoReturn:
+    print("gangrun: " + text, file=sys.stderr)
+    sys.exit(protocol.EXIT_USAGE)
+
+
+def gpu_request(slurm_job_id: str, count: int) -> str:
+    """The value of --gpus-per-node; 0 is said, or a step would see all GPUs of the job."""
+    return slurm_commands.gpu_request(slurm_job_id, count)
+
+
+def local_launcher(archive: str) -> list[str]:
+    """The stand-in for srun on a machine without Slurm."""
+    return (
+        [sys.executable, "-I", "-S", archive, "local"]
+        if os.path.exists(archive)
+        else [sys.executable, "-m", "executor.local"]
+    )
+
+
+def cluster_home(job: Job) -> str:
+    """The directory that all nodes share. Raises UsageError where nothing says what it is."""
+    home = os.path.expanduser(job.cluster_home or "~")
+    if not os.path.isabs(home):
+        raise UsageError(
+            f"cluster_home={job.cluster_home!r}: no absolute path, and neither HOME nor a passwd entry says more"
+        )
+    return home
+
+
+def executor_command(job: Job) -> list[str]:
+    python = job.python or sys.executable or "python3"
+    if job.archive is not None and os.path.exists(job.archive):
+        return [python, "-I", "-S", job.archive]
+    return [python, "-m", "executor.slurm"]
