@@ -62,7 +62,7 @@ def test_imports_point_one_way(path: Path) -> None:
 
 
 def test_the_contract_imports_nothing() -> None:
-    assert list(imports(CHECKOUT / "executor" / "protocol.py")) == []
+    assert set(imports(CHECKOUT / "executor" / "protocol.py")) <= {"__future__"}
 
 
 def test_a_rank_imports_nothing_heavy_before_it_runs() -> None:
@@ -104,7 +104,7 @@ def contract_words() -> set[str]:
     """Names of variables and files that the contract holds: they look like nothing else."""
     variable = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
     file_name = re.compile(r"\.?[a-z][\w-]*\.[a-z]+(?:\.[a-z]+)?|\.gangrun|setup_done|setup-ranks")
-    found = set()
+    found: set[str] = set()
     for text in texts(CHECKOUT / "executor" / "protocol.py"):
         found.update(variable.findall(text), file_name.findall(text))
     return found

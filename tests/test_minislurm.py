@@ -208,55 +208,55 @@ class TestFaults:
 
 
 class TestFileSystems:
-    def test_over_the_nfs_like_mount_a_new_file_is_seen_late(self, own_cluster: BootCluster, shared_dir: Path) -> None:
+    def test_over_the_nfs_like_mount_a_new_file_is_seen_late(self, own_cluster: BootCluster, tmp_path: Path) -> None:
         cluster = own_cluster(nodes=2)
-        or_skip(lambda: cluster.mount_nfs_like("n1", shared_dir, shared_dir, cache_s=2))
-        look = ["test", "-e", str(shared_dir / "news")]
+        or_skip(lambda: cluster.mount_nfs_like("n1", tmp_path, tmp_path, cache_s=2))
+        look = ["test", "-e", str(tmp_path / "news")]
         assert cluster.run("n1", look, check=False, cwd="/").returncode
-        (shared_dir / "news").write_text("hello")
+        (tmp_path / "news").write_text("hello")
         assert cluster.run("n1", look, check=False, cwd="/").returncode, "the negative answer is cached"
         assert not cluster.run("n2", look, check=False, cwd="/").returncode, "a node without the mount sees it"
         until(lambda: not cluster.run("n1", look, check=False, cwd="/").returncode)
-        (shared_dir / "news").write_text("hello again")
-        said = cluster.run("n1", ["cat", str(shared_dir / "news")], cwd="/").stdout
+        (tmp_path / "news").write_text("hello again")
+        said = cluster.run("n1", ["cat", str(tmp_path / "news")], cwd="/").stdout
         assert said.startswith("hello"), "opening a file asks the server"
         assert cluster.processes("n1") == []
 
-    def test_a_hung_server_makes_readers_wait(self, own_cluster: BootCluster, shared_dir: Path) -> None:
+    def test_a_hung_server_makes_readers_wait(self, own_cluster: BootCluster, tmp_path: Path) -> None:
         cluster = own_cluster(nodes=1)
-        mount = or_skip(lambda: cluster.mount_nfs_like("n1", shared_dir, shared_dir, cache_s=0))
+        mount = or_skip(lambda: cluster.mount_nfs_like("n1", tmp_path, tmp_path, cache_s=0))
         mount.hang()
-        with cluster.popen("n1", ["ls", str(shared_dir)], cwd="/") as reader:
+        with cluster.popen("n1", ["ls", str(tmp_path)], cwd="/") as reader:
             time.sleep(0.3)
             assert reader.poll() is None
             mount.resume()
             assert reader.wait(5) == 0
         mount.unmount()
 
-    def test_the_faulty_mount_fails_what_it_is_told_to(self, own_cluster: BootCluster, shared_dir: Path) -> None:
+    def test_the_faulty_mount_fails_what_it_is_told_to(self, own_cluster: BootCluster, tmp_path: Path) -> None:
         cluster = own_cluster(nodes=1)
-        mount = or_skip(lambda: cluster.mount_faulty("n1", shared_dir, shared_dir))
-        write = ["bash", "-c", f"echo x >> {shared_dir}/a.log"]
+        mount = or_skip(lambda: cluster.mount_faulty("n1", tmp_path, tmp_path))
+        write = ["bash", "-c", f"echo x >> {tmp_path}/a.log"]
         cluster.run("n1", write, cwd="/")
         mount.fail("write", r"\.log$", "ENOSPC")
         failed = cluster.run("n1", write, cwd="/", check=False)
         assert failed.returncode and "No space left" in failed.stderr
-        cluster.run("n1", ["sh", "-c", f"echo x > {shared_dir}/b.txt"], cwd="/")
+        cluster.run("n1", ["sh", "-c", f"echo x > {tmp_path}/b.txt"], cwd="/")
         mount.clear()
         cluster.run("n1", write, cwd="/")
-        assert (shared_dir / "a.log").read_text() == "x\nx\n"
+        assert (tmp_path / "a.log").read_text() == "x\nx\n"
         assert cluster.processes("n1") == []
 
-    def test_the_faulty_mount_stalls_until_cleared(self, own_cluster: BootCluster, shared_dir: Path) -> None:
+    def test_the_faulty_mount_stalls_until_cleared(self, own_cluster: BootCluster, tmp_path: Path) -> None:
         cluster = own_cluster(nodes=1)
-        mount = or_skip(lambda: cluster.mount_faulty("n1", shared_dir, shared_dir))
+        mount = or_skip(lambda: cluster.mount_faulty("n1", tmp_path, tmp_path))
         mount.stall("create", "slow")
-        with cluster.popen("n1", ["touch", str(shared_dir / "slow")], cwd="/") as process:
+        with cluster.popen("n1", ["touch", str(tmp_path / "slow")], cwd="/") as process:
             time.sleep(0.3)
             assert process.poll() is None
             mount.clear()
             assert process.wait(5) == 0
         mount.delay("getattr", "slow", 0.3)
         began = time.monotonic()
-        cluster.run("n1", ["stat", str(shared_dir / "slow")], cwd="/")
+        cluster.run("n1", ["stat", str(tmp_path / "slow")], cwd="/")
         assert time.monotonic() - began >= 0.3

@@ -15,7 +15,7 @@ from executor.process import prepared
 from executor.protocol import UsageError
 from tests.bench import eventually
 from tests.solo import Solo
-from tests.test_local_launcher import left_in
+from tests.test_local_launcher import assert_nothing_left_in
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 STANDARD_SIGNALS = (1 << 31) - 1  # glibc keeps the two above them for itself
@@ -29,7 +29,7 @@ def solo(tmp_path: Path) -> Iterator[Solo]:
     solo = Solo(tmp_path)
     yield solo
     solo.close()
-    assert left_in(tmp_path) == {}
+    assert_nothing_left_in(tmp_path)
 
 
 def run(solo: Solo, script: bytes, **environ: str) -> tuple[int, bytes]:

@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code: 0, 1 if the cluster failed, 2 if what was asked for cannot be done."""
+    """Exit code: 0, 1 if the cluster failed, 2 if what was asked for cannot be done, 130 for Ctrl-C."""
     arguments = _parser().parse_args(argv)
     try:
         preflight.demand(getattr(arguments, "rootfs", None), slurm=arguments.action is up)
@@ -36,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     except BedError as error:
         print(f"minislurm: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parser() -> Parser:

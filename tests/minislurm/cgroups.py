@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.minislurm.errors import BadInput, Unsupported
 from tests.minislurm.layout import Layout
 from tests.minislurm.options import Options
 
@@ -83,19 +84,31 @@ def _remove_tree(top: Path) -> bool:
 
 def choose(options: Options, layout: Layout, notes: list[str]) -> Cgroups:
     """The best this machine can do for the wish; appends a note where it is less than the wish."""
-    prefix = "minislurm-" + hashlib.sha256(str(layout.root).encode()).hexdigest()[:8]
     if options.proctrack != "cgroup" and not options.constrain:
         return NO_CGROUPS
+    if "cores" in options.constrain and options.cpus > (os.cpu_count() or 1):
+        raise BadInput(f"cores cannot be confined: a node has {options.cpus} cpus, this machine {os.cpu_count()}")
+    chosen = _find(options, layout)
+    if chosen.version == 0:
+        notes.append("control groups are not usable here: proctrack/linuxproc is used instead of proctrack/cgroup")
+    elif str(layout.freezer) in chosen.hierarchies.values():
+        notes.append("no cgroup hierarchy is writable here: a private cgroup v1 freezer is used")
+    wanted = _v1_controllers(options) if options.constrain else []
+    if chosen.version < 2 and (lost := [name for name in wanted if name not in chosen.hierarchies]):
+        raise Unsupported(f"{', '.join(options.constrain)} cannot be confined here: no cgroup {', '.join(lost)}")
+    return chosen
+
+
+def _find(options: Options, layout: Layout) -> Cgroups:
+    prefix = "minislurm-" + hashlib.sha256(str(layout.root).encode()).hexdigest()[:8]
     mounts = _cgroup_mounts()
-    v1 = {c: mounts[c] for c in _v1_controllers(options) if c in mounts}
+    v1 = {name: mounts[name] for name in _v1_controllers(options) if name in mounts}
     if "freezer" in v1 and _writable(v1["freezer"]):
         return Cgroups(1, v1, prefix)
     if mounts.get(UNIFIED) == str(HOST_MOUNT) and _writable(str(HOST_MOUNT)):
         return Cgroups(2, {UNIFIED: str(HOST_MOUNT)}, prefix)
     if _mount_freezer(layout.freezer):
-        notes.append("no cgroup hierarchy is writable here: a private cgroup v1 freezer is used")
         return Cgroups(1, {"freezer": str(layout.freezer)}, prefix)
-    notes.append("control groups are not usable here: proctrack/linuxproc is used instead of proctrack/cgroup")
     return NO_CGROUPS
 
 

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable
 
-from tests.minislurm import cgroups as cgroup_choice
-from tests.minislurm import config, leftovers, preflight
-from tests.minislurm.cgroups import Cgroups
+from tests.minislurm import cgroups, config, leftovers, preflight
+from tests.minislurm.cgroups import NO_CGROUPS, Cgroups
 from tests.minislurm.daemons import Daemons
 from tests.minislurm.errors import BadInput, BedError
 from tests.minislurm.jobs import JobEnd, parse_job, parse_job_id, parse_steps
@@ -30,17 +29,17 @@ from tests.minislurm.room import Arg, NodePopen, Room
 INFRASTRUCTURE = {"slurmd", "slurmstepd", "slurmctld", "munged", *MOUNT_PROGRAMS}
 JOB_POLL_S = 0.05
 NVIDIA_MAJOR = 195
-BOOT_TIMEOUT_S = 60.0
+BOOT_TIMEOUT_S = 120.0
 
 
 class Cluster:
     """N nodes `n1`..`nN` with slurmd and a controller node `ctl`, each with its own network, host name, pids,
     mounts and /dev/shm. The file system is shared, except for what Options.private_dirs names."""
 
-    def __init__(self, options: Options, layout: Layout, cgroups: Cgroups, notes: Sequence[str]) -> None:
+    def __init__(self, options: Options, layout: Layout, chosen: Cgroups, notes: Sequence[str]) -> None:
         self.options, self.layout = options, layout
         self.notes = list(notes)  # what this machine could not do as asked
-        self._room = Room(options, layout, cgroups)
+        self._room = Room(options, layout, chosen)
         self._daemons = Daemons(self._room)
 
     # -- life
@@ -53,9 +52,8 @@ class Cluster:
         preflight.demand(options.rootfs)
         layout = Layout(Path(root).resolve())
         leftovers.clean(layout)
-        notes: list[str] = []
         layout.make_root()
-        cluster = cls(options, layout, cgroup_choice.choose(options, layout, notes), notes)
+        cluster = cls(options, layout, NO_CGROUPS, [])
         try:
             cluster._boot()
         except BaseException:
@@ -66,6 +64,8 @@ class Cluster:
     def _boot(self) -> None:
         self._write_record()
         self.layout.make()
+        self._room.cgroups = cgroups.choose(self.options, self.layout, self.notes)
+        self._write_record()
         self._write_config()
         self._room.power_on([SWITCH])
         self._room.power_on([CONTROLLER, *self.nodes])
@@ -116,17 +116,17 @@ class Cluster:
             "notes": self.notes,
             "owner": leftovers.owner_now(),
         }
-        self.layout.record.write_text(json.dumps(record, indent=1))
+        self.layout.new_record.write_text(json.dumps(record, indent=1))
+        self.layout.new_record.replace(self.layout.record)
 
     def _write_config(self) -> None:
-        cgroups = self._room.cgroups
-        proctrack = self.options.proctrack
-        if proctrack == "cgroup" and not cgroups.version:
-            proctrack = "linuxproc"
+        chosen = self._room.cgroups
+        usable = self.options.proctrack != "cgroup" or chosen.version
+        proctrack = self.options.proctrack if usable else "linuxproc"
         self.layout.hosts.write_text(config.hosts(self.options))
         self.layout.slurm_conf.write_text(config.slurm_conf(self.options, self.layout, proctrack))
         self.layout.gres_conf.write_text(config.gres_conf(self.options, self.layout))
-        self.layout.cgroup_conf.write_text(config.cgroup_conf(self.options, cgroups.plugin))
+        self.layout.cgroup_conf.write_text(config.cgroup_conf(self.options, chosen.plugin))
         for i in range(self.options.gpus):  # Slurm numbers gpus for jobs only if they are character devices
             os.mknod(self.layout.gpu(i), 0o666 | stat.S_IFCHR, os.makedev(NVIDIA_MAJOR, i))
 

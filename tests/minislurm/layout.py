@@ -23,6 +23,11 @@ class Layout(NamedTuple):
         return self.root / "cluster.json"
 
     @property
+    def new_record(self) -> Path:
+        """The record while it is written."""
+        return self.root / "cluster.json.new"
+
+    @property
     def slurm_conf(self) -> Path:
         return self.root / "slurm.conf"
 

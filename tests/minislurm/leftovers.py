@@ -30,11 +30,23 @@ def clean(layout: Layout, *, by_owner: bool = False) -> None:
         return
     if not by_owner:
         _check_owner(record, layout)
-    if left := kill_all({*_recorded(layout), *_running_our_scripts(layout)}):
+    while ours := {pid for pid in (*_recorded(layout), *_running_our_scripts(layout)) if pid.alive()}:
+        if not (left := kill_all(ours)):
+            continue  # look again: one may just have started another
         raise BedError(f"{layout.root}: these processes do not die: {[one.pid for one in left]}")
     if folders := Cgroups.from_json(record["cgroups"]).remove():
         raise BedError(f"these cgroups cannot be removed: {', '.join(map(str, folders))}")
     _unmount_below(layout.root)
+    _remove_files(layout)
+
+
+def _remove_files(layout: Layout) -> None:
+    """The record goes last: as long as it is there, an aborted removal can be taken up again."""
+    for entry in layout.root.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry != layout.record:
+            entry.unlink()
     shutil.rmtree(layout.root)
 
 
@@ -44,7 +56,8 @@ def _read_record(layout: Layout) -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads(layout.record.read_text())
         return record
     except (OSError, ValueError):
-        if layout.root.is_dir() and (files := set(os.listdir(layout.root))) - {layout.record.name}:
+        files = set(os.listdir(layout.root)) if layout.root.is_dir() else set()
+        if files - {layout.new_record.name}:
             raise BadInput(f"{layout.root} holds other files ({min(files)}): it is no cluster's folder") from None
         return None
 
@@ -69,7 +82,7 @@ def _running_our_scripts(layout: Layout) -> list[Pid]:
             words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if words[0] in (b"sh", b"unshare") and any(word.startswith(ours) for word in words[1:]):
+        if words[0] in (b"sh", b"setsid", b"unshare") and any(word.startswith(ours) for word in words[1:]):
             found.append(Pid.of(int(name)))
     return [pid for pid in found if pid]
 

@@ -60,12 +60,14 @@ class Room:
             self._switch(switch_batch(self.options, plugged))
 
     def _wait_up(self, nodes: Sequence[str]) -> None:
-        deadline = time.monotonic() + UP_TIMEOUT_S
-        waiting = list(nodes)
-        while waiting := [node for node in waiting if not self.layout.init(node).exists()]:
-            holder = Pid.read(self.layout.holder(waiting[0]))
+        """Until every node's init is there. Slow machines get time as long as nodes keep coming up."""
+        waiting, deadline = list(nodes), time.monotonic() + UP_TIMEOUT_S
+        while left := [node for node in waiting if not self.layout.init(node).exists()]:
+            if len(left) < len(waiting):
+                waiting, deadline = left, time.monotonic() + UP_TIMEOUT_S
+            holder = Pid.read(self.layout.holder(left[0]))
             if time.monotonic() > deadline or (holder and not holder.alive()):
-                raise BedError(f"node {waiting[0]} did not start:\n{tail(self.layout.log(waiting[0]))}")
+                raise BedError(f"node {left[0]} did not start:\n{tail(self.layout.log(left[0]))}")
             time.sleep(POLL_S)
 
     def power_off(self, nodes: Sequence[str]) -> None:
@@ -118,7 +120,7 @@ class Room:
         env: dict[str, str] | None = None,
     ) -> list[str]:
         """The command that runs `argv` in a node; it dies when the wrapper is killed."""
-        who = pwd.getpwnam(user) if user else None
+        who = _user(user) if user else None
         variables = {"SLURM_CONF": str(self.layout.slurm_conf), **(env or {})}
         if who:
             variables = {"HOME": who.pw_dir, "USER": who.pw_name, "LOGNAME": who.pw_name, **variables}
@@ -179,6 +181,13 @@ class Room:
         if check and process.returncode:
             raise BedError(f"{node}: {words}: exit code {process.returncode}\n{out}{err}".rstrip())
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _user(name: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        raise BadInput(f"no user {name!r} on this machine") from None
 
 
 def _text(output: bytes | str) -> str:

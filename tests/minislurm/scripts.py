@@ -15,6 +15,7 @@ from shlex import quote
 from tests.minislurm.cgroups import NO_CGROUPS, PROCS, SLURMD_CGROUP, UNIFIED, Cgroups
 from tests.minislurm.layout import Layout
 from tests.minislurm.options import CONTROLLER, SWITCH, Options
+from tests.minislurm.preflight import SYSTEM_PATH
 
 BRIDGE = "br0"
 Lines = list[str]
@@ -50,7 +51,7 @@ def node_script(options: Options, layout: Layout, cgroups: Cgroups, node: str, s
         ],
     }
     cases = [f"{name})\n  " + "\n  ".join(lines) + " ;;" for name, lines in stages.items()]
-    return "\n".join(["set -eu", "case ${1:-hold} in", *cases, "esac", ""])
+    return "\n".join(["set -eu", f"export PATH=$PATH:{SYSTEM_PATH}", "case ${1:-hold} in", *cases, "esac", ""])
 
 
 def switch_batch(options: Options, nodes: list[str]) -> str:

@@ -132,10 +132,10 @@ class TestSessions:
     """Whole pytest sessions, in a checkout of their own."""
 
     @pytest.fixture
-    def checkout(self, shared_dir: Path) -> Path:
-        (shared_dir / "test_it.py").write_text(SUITE)
-        (shared_dir / "pytest.ini").touch()
-        return shared_dir
+    def checkout(self, tmp_path: Path) -> Path:
+        (tmp_path / "test_it.py").write_text(SUITE)
+        (tmp_path / "pytest.ini").touch()
+        return tmp_path
 
     def pytest_in(self, folder: Path, *words: str) -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "pytest", "-q", "-p", "tests.minislurm.fixtures", *words]
