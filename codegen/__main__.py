@@ -15,7 +15,6 @@ from executor import protocol
 
 FIELDS = [field.name for field in dataclasses.fields(Job)]
 RESOURCE_FIELDS = [field.name for field in dataclasses.fields(Resources)]
-TEXTS = "slurm_job_id job_id log_dir run setup task_name container_name cluster_home workdir python launcher".split()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,25 +39,28 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def job_from_file(path: str) -> Job:
-    """The job described in a YAML file. Raises SpecError."""
+    """The job described in a YAML file. Raises SpecError that names the file and, where it can, the line."""
     mapping = read(path, "job")
     mapping.allow(FIELDS)
     values: dict[str, Any] = dict(mapping.values)
-    for name in TEXTS:
-        if isinstance(values.get(name), int):
-            values[name] = str(values[name])
-        mapping.get(name, (str, int), "a text")
     for name in ("job_id", "num_nodes", "log_dir"):
         if values.get(name) is None:
             raise SpecError(f"{path}: {name} is required")
+    for name in ("slurm_job_id", "job_id", "task_name"):
+        if isinstance(values.get(name), int):
+            values[name] = str(values[name])
+    for name in ("env_vars", "setup_env_vars", "secrets"):
+        mapping.get(name, dict, "a mapping")
     values["cluster_ips"] = _texts(mapping)
-    values["num_nodes"] = mapping.get("num_nodes", int, "a whole number")
-    if "resources" in values:
-        values["resources"] = _resources(mapping)
     try:
+        if "resources" in values:
+            values["resources"] = _resources(mapping)
         return Job(**values)
-    except (SpecError, TypeError) as error:
-        raise SpecError(f"{path}: {error}") from error
+    except SpecError as error:
+        if str(error).startswith(path):
+            raise
+        field = str(error).split("=")[0].split("[")[0]
+        raise SpecError(f"{path}:{mapping.lines.get(field, 1)}: {error}") from error
 
 
 def _texts(mapping: YamlMapping) -> Any:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,34 +74,12 @@ class Job:
     one_shot: bool = False
 
     def __post_init__(self) -> None:
-        known = self.slurm_job_id is None or _is_file_name(self.slurm_job_id)
-        _require(known, "slurm_job_id", self.slurm_job_id, "a job id such as '4711'")
-        _require(_is_file_name(self.job_id), "job_id", self.job_id, "letters, digits and . _ - only")
-        _require(len(self.cluster_ips) == len(set(self.cluster_ips)), "cluster_ips", self.cluster_ips, "each node once")
-        _require(
-            all(ip and "," not in ip for ip in self.cluster_ips),
-            "cluster_ips",
-            self.cluster_ips,
-            "addresses or host names",
-        )
-        most = len(self.cluster_ips) or self.num_nodes
-        allowed = "1 to %d, the nodes in cluster_ips" % most if self.cluster_ips else "1 or more"
-        _require(1 <= self.num_nodes <= most, "num_nodes", self.num_nodes, allowed)
-        _require(bool(self.log_dir) and "\0" not in self.log_dir, "log_dir", self.log_dir, "a directory")
-        _require(
-            0 < len(self.task_name) <= LONGEST_NAME and self.task_name.isprintable(),
-            "task_name",
-            self.task_name,
-            "1 to 200 printable characters",
-        )
-        _require(self.launcher in ("srun", "local"), "launcher", self.launcher, "'srun' or 'local'")
-        _require(0 <= self.grace_s < math.inf, "grace_s", self.grace_s, "a number of seconds, 0 or more")
-        _require(
-            0 < self.liveness_timeout_s < math.inf,
-            "liveness_timeout_s",
-            self.liveness_timeout_s,
-            "a number of seconds above 0",
-        )
+        for name, holds, allowed in RULES:
+            value = getattr(self, name)
+            _require(holds(value), name, value, allowed)
+        nodes = len(self.cluster_ips)
+        fits = not nodes or self.num_nodes <= nodes
+        _require(fits, "num_nodes", self.num_nodes, f"1 to {nodes}, the nodes in cluster_ips")
         for name in ("env_vars", "setup_env_vars", "secrets"):
             object.__setattr__(self, name, checked_variables(getattr(self, name), name))
 
@@ -115,27 +92,25 @@ class Job:
         return _script(self.run)
 
 
-def checked_variables(variables: Mapping[str, Any], field_name: str) -> dict[str, str]:
+def checked_variables(variables: Mapping[str, Any], where: str) -> dict[str, str]:
     """Variables as strings, each one fit for execve(2). Raises SpecError."""
-    for name, value in variables.items():
-        where = f"{field_name}[{name!r}]"
-        _require(
-            isinstance(name, str) and name.isascii() and name.isidentifier(),
-            where,
-            value,
-            "a name of letters, digits and _, not starting with a digit",
-            show=False,
-        )
-        _require(isinstance(value, (str, int, float)), where, type(value).__name__, "a string or a number")
-        size = len(os.fsencode(f"{name}={value}")) + 1
-        _require(
-            size <= protocol.LONGEST_ENV_BYTES,
-            where,
-            "%d bytes" % size,
-            "at most %d bytes, the kernel's limit" % protocol.LONGEST_ENV_BYTES,
-        )
-        _require("\0" not in str(value), where, "a NUL byte", "text without NUL")
-    return {name: str(value) for name, value in variables.items()}
+    return {name: checked_variable(name, value, f"{where}[{name!r}]") for name, value in variables.items()}
+
+
+def checked_variable(name: Any, value: Any, where: str) -> str:
+    """The value as a string. Raises SpecError, which never shows the value: it may be a secret."""
+    if not (isinstance(name, str) and name.isascii() and name.isidentifier()):
+        raise SpecError(f"{where} is not allowed: use a name of letters, digits and _, not starting with a digit")
+    if not isinstance(value, (str, int, float)):
+        raise SpecError(f"{where}={type(value).__name__!r}: use a string or a number")
+    text = str(value)
+    if "\0" in text:
+        raise SpecError(f"{where}='a NUL byte': use text without NUL, which no environment can carry")
+    size = len(f"{name}={text}".encode("utf-8", "surrogateescape")) + 1
+    if size > protocol.LONGEST_ENV_BYTES:
+        limit = protocol.LONGEST_ENV_BYTES
+        raise SpecError(f"{where}='{size} bytes': use at most {limit} bytes, the kernel's limit")
+    return text
 
 
 def _script(text: str | None) -> str | None:
@@ -157,6 +132,56 @@ def _is_file_name(text: object) -> bool:
     )
 
 
-def _require(holds: bool, field_name: str, value: object, allowed: str, show: bool = True) -> None:
+def _require(holds: bool, name: str, value: object, allowed: str) -> None:
     if not holds:
-        raise SpecError("{}{}: use {}".format(field_name, f"={value!r}" if show else " is not allowed", allowed))
+        raise SpecError(f"{name}={value!r}: use {allowed}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_path(value: object) -> bool:
+    return value is None or (_is_text(value) and value != "")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def is_task_name(value: object) -> bool:
+    """It stands in prefixes and in sbatch's --job-name."""
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+
+
+def _are_nodes(value: object) -> bool:
+    entries = value if isinstance(value, tuple) else ()
+    return entries == value and len(set(entries)) == len(entries) and all(_is_node(entry) for entry in entries)
+
+
+def _is_node(value: object) -> bool:
+    return isinstance(value, str) and bool(value) and not any(c.isspace() or c in ",\0" for c in value)
+
+
+TASK_NAME_ALLOWED = f"1 to {LONGEST_NAME} printable characters"
+RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("slurm_job_id", lambda value: value is None or _is_file_name(value), "a job id such as '4711'"),
+    ("job_id", _is_file_name, "letters, digits and . _ - + only"),
+    ("num_nodes", _is_whole, "a whole number of 1 or more"),
+    ("cluster_ips", _are_nodes, "addresses or host names, each node once"),
+    ("log_dir", lambda value: value is not None and _is_path(value), "a directory"),
+    ("run", lambda value: value is None or _is_text(value), "a bash script without NUL"),
+    ("setup", lambda value: value is None or _is_text(value), "a bash script without NUL"),
+    ("task_name", is_task_name, TASK_NAME_ALLOWED),
+    ("container_name", _is_path, "a container's name"),
+    ("cluster_home", _is_path, "a directory"),
+    ("workdir", _is_path, "a directory"),
+    ("python", _is_path, "a Python interpreter"),
+    ("grace_s", _is_seconds, "a number of seconds, 0 or more"),
+    ("liveness_timeout_s", lambda value: _is_seconds(value) and value > 0, "a number of seconds above 0"),
+    ("launcher", lambda value: value in ("srun", "local"), "'srun' or 'local'"),
+)

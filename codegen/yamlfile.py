@@ -63,16 +63,19 @@ def _mapping(path: str, name: str, node: yaml.MappingNode) -> YamlMapping:
         if key in lines:
             raise SpecError("%s:%d: key %r stands here again (first in line %d)" % (path, line, key, lines[key]))
         lines[key] = line
-        values[key] = _value(value_node)
+        values[key] = _value(path, value_node)
         if isinstance(value_node, yaml.MappingNode):
             nested[key] = _mapping(path, key, value_node)
     return YamlMapping(path, name, values, lines, nested)
 
 
-def _value(node: yaml.Node) -> Any:
+def _value(path: str, node: yaml.Node) -> Any:
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_document(node)
+    except (yaml.YAMLError, ValueError) as error:
+        line = node.start_mark.line + 1
+        raise SpecError("%s:%d: %s" % (path, line, getattr(error, "problem", None) or error)) from error
     finally:
         loader.dispose()
 
@@ -80,4 +83,5 @@ def _value(node: yaml.Node) -> Any:
 def _syntax_error(path: str, error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     line = mark.line + 1 if mark else 1
-    return "%s:%d: not valid YAML: %s" % (path, line, getattr(error, "problem", None) or error)
+    problem = " ".join(str(getattr(error, "problem", None) or error).split())
+    return "%s:%d: not valid YAML: %s" % (path, line, problem)

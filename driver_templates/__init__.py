@@ -1,0 +1,1 @@
+"""The Jinja2 templates of the artifacts that codegen renders."""

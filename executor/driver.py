@@ -162,7 +162,7 @@ class Driver:
         verdict = self._verdict_of(error)
         self._is_cancelling = True  # whatever arrives now comes too late to change the verdict
         try:
-            self._steps.end_all()
+            self._steps.end_all(self._tell_to_stop)
             self._finish(verdict)
         except OSError as trouble:
             self.exit_code = self.exit_code or protocol.EXIT_INFRASTRUCTURE

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from executor import protocol
 from executor.protocol import UsageError
 
@@ -48,7 +46,7 @@ def without_step(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_step_level(name: str) -> bool:
-    return name in STEP_NAMES or name.startswith(STEP_PREFIXES)
+    return name in STEP_NAMES or name.startswith(STEP_PREFIXES) or name == protocol.ENV_LOCAL_LAUNCHER
 
 
 def checked(values: Mapping[str, object], source: str) -> dict[str, str]:
@@ -66,7 +64,7 @@ def checked_value(name: str, value: object, source: str) -> str:
     text = str(value)
     if "\0" in text:
         raise UsageError(f"{source}: value of {name} holds a NUL byte, which no environment can carry")
-    size = len(os.fsencode(f"{name}={text}")) + 1
+    size = len(f"{name}={text}".encode("utf-8", "surrogateescape")) + 1
     if size > protocol.LONGEST_ENV_BYTES:
         raise UsageError(
             "%s: %s takes %d bytes; the kernel allows %d for one variable: put the value into a file"

@@ -30,9 +30,9 @@ class Leave(Exception):
 
 def say(me: Identity | None, text: str) -> None:
     """One plain line for a person. It goes to standard error, never into the user's log."""
-    who = "" if me is None else " rank %d on %s (%s)" % (me.rank, me.node, me.host)
+    who = "" if me is None else f"rank {me.rank} on {me.node} ({me.host}): "
     try:
-        os.write(2, (f"gangrun:{who}: {text}\n").encode("utf-8", "backslashreplace"))
+        os.write(2, f"gangrun: {who}{text}\n".encode("utf-8", "backslashreplace"))
     except OSError:
         pass
 
@@ -72,6 +72,7 @@ class Gang:
         self.record: dict[str, Any] = {
             "state": protocol.RANK_WAITING,
             "node": me.node,
+            "node_index": me.node_index,
             "host": me.host,
             "address": me.address,
             "pid": os.getpid(),
@@ -138,7 +139,7 @@ class Gang:
             os.rmdir(self.launch.records(False))
             os.unlink(self.launch.gang)
             directory = self.launch.directory
-            while os.path.basename(directory) != ".gangrun":
+            while os.path.basename(directory) != protocol.HOME_DIRECTORY:
                 os.rmdir(directory)
                 directory = os.path.dirname(directory)
         except OSError:

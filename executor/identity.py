@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 LARGEST_HOST_LIST = 65536
+JOB_NODELIST = protocol.SLURM_JOB_NODELIST
 
 
 class Identity:
@@ -33,6 +34,7 @@ class Identity:
         address: str,
         host: str,
         hosts: tuple[str, ...],
+        job_hosts: tuple[str, ...] = (),
         ranks_are_shuffled: bool = False,
         warning: str = "",
     ) -> None:
@@ -42,6 +44,7 @@ class Identity:
         self.address = address
         self.host = host  # SLURMD_NODENAME
         self.hosts = hosts  # of the step; rank r runs on hosts[r], unless ranks_are_shuffled
+        self.job_hosts = job_hosts
         self.ranks_are_shuffled = ranks_are_shuffled
         self.warning = warning
 
@@ -70,8 +73,10 @@ def resolve(
         raise GangrunError("%s=%d but the step has %d tasks" % (protocol.SLURM_PROCID, rank, num_ranks))
     shuffled = environ.get(protocol.SLURM_DISTRIBUTION, "").startswith("arbitrary") and num_ranks > 1
     here = environ.get(protocol.SLURMD_NODENAME) or (hosts[rank] if not shuffled else socket.gethostname())
-    index, address, warning = _find_node(environ, here, cluster_ips, lookup, local_addresses or interfaces.addresses)
-    return Identity(rank, num_ranks, index, address, here, tuple(hosts), shuffled, warning)
+    job_hosts = expand_hosts(environ[JOB_NODELIST], JOB_NODELIST) if environ.get(JOB_NODELIST) else []
+    addresses = local_addresses or interfaces.addresses
+    index, address, warning = _find_node(here, job_hosts, cluster_ips, lookup, addresses)
+    return Identity(rank, num_ranks, index, address, here, tuple(hosts), tuple(job_hosts), shuffled, warning)
 
 
 def step_hosts(environ: Environ) -> list[str]:
@@ -87,7 +92,7 @@ def expand_hosts(text: str, name: str = "host list") -> list[str]:
     import hostlist
 
     try:
-        if not text.strip() or text != text.strip() or ",," in text or text.endswith(","):
+        if not text.strip() or text != text.strip() or ",," in text or text[:1] == "," or text.endswith(","):
             raise hostlist.BadHostlist("empty element")
         hosts: list[str] = hostlist.expand_hostlist(text, allow_duplicates=True)
     except hostlist.BadHostlist as error:
@@ -103,23 +108,33 @@ def expand_hosts(text: str, name: str = "host list") -> list[str]:
 def node_ips(
     me: Identity, cluster_ips: Sequence[str], hosts_by_rank: Sequence[str], lookup: Resolver | None = None
 ) -> list[str]:
-    """The address of every rank, in rank order; an entry of the cluster's list where one is meant."""
-    lookup = lookup or address_of
-    known = {normal(entry): entry for entry in cluster_ips}
-    return [me.address if host == me.host else _peer_address(host, known, lookup) for host in hosts_by_rank]
+    """The address of every rank, in rank order. Every rank gives the same answer: it is a rule for all hosts."""
+    entries = [normal(entry) for entry in cluster_ips]
+    return [_address_of_rank(host, me, entries, lookup or address_of) for host in hosts_by_rank]
 
 
-def _peer_address(host: str, known: dict[str, str], lookup: Resolver) -> str:
+def _address_of_rank(host: str, me: Identity, entries: Sequence[str], lookup: Resolver) -> str:
+    """The entry that the host's address is; or the address of the name that is listed; or the entry in its place."""
+    if host == me.host and me.address in entries:
+        return me.address
     address = lookup(host)
+    is_known = address in entries or host in entries or len(me.job_hosts) != len(entries)
+    if not is_known and host in me.job_hosts:
+        entry = entries[me.job_hosts.index(host)]
+        address = entry if is_address(entry) else lookup(entry) or address
+    if host == me.host and not _is_usable(address):
+        address = me.address
     if address is None:
-        raise GangrunError(
-            f"no address for host {host!r} of {protocol.SLURM_STEP_NODELIST}: the name does not resolve here"
-        )
-    return known.get(address, address)
+        raise GangrunError(f"no address for host {host!r} of {protocol.SLURM_STEP_NODELIST}: it does not resolve here")
+    return address
 
 
 def _find_node(
-    environ: Environ, here: str, cluster_ips: Sequence[str], lookup: Resolver, local_addresses: Callable[[], list[str]]
+    here: str,
+    job_hosts: Sequence[str],
+    cluster_ips: Sequence[str],
+    lookup: Resolver,
+    local_addresses: Callable[[], list[str]],
 ) -> tuple[int, str, str]:
     """Index in the cluster's list, own address, and a warning if the place had to be inferred."""
     own_name = socket.gethostname()
@@ -132,10 +147,9 @@ def _find_node(
     for position, entry in enumerate(entries):
         if entry in own:
             return position, entry, ""
-    names = {here, here.split(".")[0], own_name, own_name.split(".")[0]}
-    for position, entry in enumerate(entries):
-        if entry in names or entry.split(".")[0] in names and not is_address(entry):
-            return position, _own_address(entry, here, own, lookup), ""
+    named = _place_of_name(entries, here, own_name)
+    if named is not None:
+        return named, _own_address(entries[named], here, own, lookup), ""
     by_node_name = lookup(here)
     if by_node_name in entries:
         return entries.index(by_node_name or ""), by_node_name or "", ""
@@ -143,26 +157,28 @@ def _find_node(
     for position, found in enumerate(resolved):
         if found is not None and (found in own or found == by_node_name):
             return position, found, ""
-    return _place_in_job(environ, here, cluster_ips, (own_name, by_name, own, by_node_name))
-
-
-def _place_in_job(
-    environ: Environ, here: str, cluster_ips: Sequence[str], tried: tuple[object, ...]
-) -> tuple[int, str, str]:
-    """Last resort: the list follows the job's node list, as `scontrol show hostnames` prints it."""
-    job_hosts = expand_hosts(environ[protocol.SLURM_JOB_NODELIST]) if environ.get(protocol.SLURM_JOB_NODELIST) else []
-    if here in job_hosts and len(job_hosts) == len(cluster_ips):
-        position = job_hosts.index(here)
-        warning = "no address of this host is in the cluster's list; took entry %d (%s), the place of %s in %s" % (
-            position, cluster_ips[position], here, protocol.SLURM_JOB_NODELIST,
-        )  # fmt: skip
-        return position, cluster_ips[position], warning
-    own_name, by_name, own, by_node_name = tried
+    if here in job_hosts and len(job_hosts) == len(entries):  # the order of `scontrol show hostnames`
+        position = list(job_hosts).index(here)
+        place = f"took entry {position} ({entries[position]}), the place of {here} in {protocol.SLURM_JOB_NODELIST}"
+        return position, entries[position], "no address of this host is in the cluster's list; " + place
     raise GangrunError(
-        "this node is not in --cluster-ips={}; tried: host name {} -> {}, interface addresses {}, {}={} -> {}".format(
-            ",".join(cluster_ips), own_name, by_name, own, protocol.SLURMD_NODENAME, here, by_node_name
-        )
+        f"this node is not in --cluster-ips={','.join(cluster_ips)}; tried: host name {own_name} -> {by_name}, "
+        f"interface addresses {own}, {protocol.SLURMD_NODENAME}={here} -> {by_node_name}"
     )
+
+
+def _place_of_name(entries: Sequence[str], here: str, own_name: str) -> int | None:
+    """Where the list has this node by name: exactly, or by a short name that only one entry has."""
+    for name in (here, own_name):
+        if name in entries:
+            return entries.index(name)
+    for name in (here, own_name):
+        short = name.split(".")[0]
+        alike = [p for p, entry in enumerate(entries) if not is_address(entry) and entry.split(".")[0] == short]
+        # Two full names that differ are two hosts, whatever their short names.
+        if len(alike) == 1 and not ("." in name and "." in entries[alike[0]]):
+            return alike[0]
+    return None
 
 
 def _own_address(entry: str, here: str, own: Sequence[str], lookup: Resolver) -> str:

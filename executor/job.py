@@ -79,5 +79,5 @@ def cluster_home(job: Job) -> str:
 def executor_command(job: Job) -> list[str]:
     python = job.python or sys.executable or "python3"
     if job.archive is not None and os.path.exists(job.archive):
-        return [python, "-I", "-S", job.archive]
+        return [python, "-I", "-S", "-X", "utf8", job.archive]  # no locale of the site matters
     return [python, "-m", "executor.slurm"]

@@ -117,7 +117,7 @@ class JobDirectory:
         os.write(self._lock, ("pid %d on %s\n" % (os.getpid(), socket.gethostname())).encode())
 
     def _unused_directory(self) -> str:
-        base = os.path.join(self.path, "attempt-%d" % self._status["attempt"])
+        base = os.path.join(self.path, protocol.attempt_name(self._status["attempt"]))
         for suffix in ("", *("-%d" % number for number in range(1, 1000))):
             try:
                 os.mkdir(base + suffix, 0o700)

@@ -1,7 +1,8 @@
 """A stand-in for srun on a machine without Slurm: N "nodes" as N process groups, each with an address of its own.
 
 `python -m executor.local --nodes=3 COMMAND...` gives each copy of the command the variables that srun would, with
-127.0.0.1, 127.0.0.2, ... as node names and addresses. srun's other options are accepted and mean nothing here.
+127.0.0.1, 127.0.0.2, ... as node names and addresses. srun's other options are accepted and mean nothing here. All
+ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NoReturn
 
 from executor import environment, protocol
 from executor.loop import Arrival, Loop
-from executor.process import reap, spawn
+from executor.process import adopt_orphans, end_descendants, end_with_parent, exit_code, reap, spawn
 from executor.protocol import GangrunError, UsageError
 
 READ_BYTES = 1 << 16
@@ -36,11 +37,14 @@ class Local:
     def run(self) -> int:
         """The highest exit code of the tasks, as srun gives it."""
         self._loop.take_signals()
+        adopt_orphans()
+        end_with_parent()
         for rank in range(self._num_nodes):
             self._start(rank)
         self._loop.run()
         for pipe in list(self._pipes):
             self._pass_on(pipe)
+        end_descendants()
         return self._code
 
     def _start(self, rank: int) -> None:
@@ -57,6 +61,7 @@ class Local:
         hosts = ",".join(protocol.local_address(index) for index in range(self._num_nodes))
         return {
             **environment.without_step(os.environ),
+            protocol.ENV_LOCAL_LAUNCHER: str(os.getpid()),
             protocol.SLURM_JOB_ID: os.environ.get(protocol.SLURM_JOB_ID, "local"),
             protocol.SLURM_STEP_ID: str(os.getpid()),
             protocol.SLURM_PROCID: str(rank),
@@ -83,11 +88,11 @@ class Local:
 
     def _on_signal(self, arrival: Arrival) -> None:
         if arrival.number == signal.SIGCHLD:
-            for pid, code in reap():
+            for pid, status in reap():
                 if pid in self._tasks:
-                    self._on_task_end(pid, code)
+                    self._on_task_end(pid, exit_code(status))
         elif arrival.number in (signal.SIGTERM, signal.SIGINT):
-            self._end_all(signal.SIGKILL)  # as srun does
+            self._end_all()
         else:
             self._send_all(arrival.number)
 
@@ -102,11 +107,12 @@ class Local:
                 % (protocol.local_address(rank).encode(), rank, code),
             )
             if self._kill_on_bad_exit:
-                self._end_all(signal.SIGTERM)
+                self._end_all()
         self._stop_if_over()
 
-    def _end_all(self, number: int) -> None:
-        self._send_all(number)
+    def _end_all(self) -> None:
+        """TERM, and KILL to what is there after Slurm's KillWait: softer than srun, which kills at once."""
+        self._send_all(signal.SIGTERM)
         if not self._is_stopping:
             self._is_stopping = True
             self._loop.after(KILL_WAIT_S, lambda: self._send_all(signal.SIGKILL))

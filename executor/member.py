@@ -13,7 +13,7 @@ from executor.identity import Identity
 from executor.loop import Arrival, Loop, Timer
 from executor.options import Options
 from executor.output import Framer, Log, Stream
-from executor.process import Script, adopt_orphans, end_descendants, reap
+from executor.process import Script, adopt_orphans, end_descendants, exit_code, reap
 from executor.shared import Signal, Watch, read_text
 
 TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
@@ -285,10 +285,10 @@ class Member:
         self._script.send(signal.SIGKILL)
 
     def _on_child_end(self) -> None:
-        for pid, code in reap():
+        for pid, status in reap():
             if self._script is not None and pid == self._script.pid:
-                self._script.code = code
-                self._on_script_end(code)
+                self._script.code = exit_code(status)
+                self._on_script_end(self._script.code)
 
     def _on_script_end(self, code: int) -> None:
         if self._options.proctrack == protocol.PROCTRACK_LINUXPROC and code in CODES_OF_STOP:

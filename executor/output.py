@@ -144,8 +144,8 @@ class Log:
         self._try(self._open)
 
     def write(self, data: bytes) -> None:
-        if not self._try(lambda: self._write_all(data)):
-            self._lost_bytes += len(data)
+        self._lost_bytes += len(data)  # until it is written
+        self._try(lambda: self._write_all(data))
 
     def _open(self) -> None:
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
@@ -154,11 +154,19 @@ class Log:
     def _write_all(self, data: bytes) -> None:
         if self._fd is None:
             self._open()
-        if self._lost_bytes:
-            data = b"\n[gangrun: %d bytes could not be written here]\n" % self._lost_bytes + data
+        gap = self._lost_bytes - len(data)
+        if gap:
+            self._write_whole(b"\n[gangrun: %d bytes could not be written here]\n" % gap)
+            self._lost_bytes = len(data)
         while data:
-            data = data[os.write(self._fd or 0, data) :]
-        self._lost_bytes = 0
+            written = os.write(self._fd or 0, data)
+            data = data[written:]
+            self._lost_bytes -= written
+
+    def _write_whole(self, text: bytes) -> None:
+        """A note is written whole or not at all: half of it would be taken for the script's."""
+        if os.write(self._fd or 0, text) < len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _try(self, action: Callable[[], None]) -> bool:
         try:

@@ -38,6 +38,7 @@ ENV_SETUP_NUM_GPUS_PER_NODE = "SKYPILOT_SETUP_NUM_GPUS_PER_NODE"
 ENV_INTERNAL_JOB_ID = "SKYPILOT_INTERNAL_JOB_ID"
 ENV_TASK_ID = "SKYPILOT_TASK_ID"
 ENV_ATTEMPT = "GANGRUN_ATTEMPT"
+ENV_LOCAL_LAUNCHER = "GANGRUN_LOCAL_LAUNCHER"  # its pid; the script does not see it
 
 # --- Exit codes of ours. 125 and 2 follow env(1), timeout(1) and most command lines.
 EXIT_USAGE = 2
@@ -97,6 +98,7 @@ PROCTRACK_LINUXPROC = "linuxproc"
 LOOPBACK_PREFIX = "127."
 UNSPECIFIED_PROCTRACK = "unknown"
 
+HOME_DIRECTORY = ".gangrun"
 ARCHIVE_NAME = "gangrun-executor.pyz"
 DRIVER_NAME = "driver.py"
 STATUS_NAME = "status.json"
@@ -142,17 +144,15 @@ class Launch:
 
 def job_directory(cluster_home: str, slurm_job_id: str, name: str) -> str:
     """Where everything of one job lies: <cluster_home>/.gangrun/<slurm_job_id>/<name>."""
-    return "{}/.gangrun/{}/{}".format(cluster_home.rstrip("/"), slurm_job_id, name)
+    return "%s/%s/%s/%s" % (cluster_home.rstrip("/"), HOME_DIRECTORY, slurm_job_id, name)
 
 
 def node_name(index: int) -> str:
     return "head" if index == 0 else "worker%d" % index
 
 
-def node_index(name: str) -> int | None:
-    """The reverse of `node_name`; None for anything else."""
-    number = name[len("worker") :] if name.startswith("worker") else "0" if name == "head" else ""
-    return int(number) if number.isdigit() else None
+def attempt_name(restart_count: int | str) -> str:
+    return f"attempt-{restart_count}"
 
 
 def local_address(index: int) -> str:

@@ -26,7 +26,7 @@ def rank_reports(records: Sequence[Record | None], verdict: Verdict, cluster_nod
 def _rank_report(rank: int, record: Record, verdict: Verdict, cluster_nodes: int) -> dict[str, Any]:
     report: dict[str, Any] = {"rank": rank, **{key: record.get(key) for key in COPIED}}
     report["exit_code"] = verdict.codes[rank] if rank < len(verdict.codes) else None
-    index = protocol.node_index(str(record.get("node") or ""))
+    index = record.get("node_index")
     is_setup = verdict.state == protocol.FAILED_SETUP
     report["log"] = None if index is None else protocol.log_name(rank, index, cluster_nodes, is_setup)
     if verdict.first_failed is not None and report["state"] in (protocol.RANK_STOPPED, protocol.RANK_STOPPING):

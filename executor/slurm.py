@@ -14,6 +14,7 @@ from executor import environment, identity, protocol
 from executor.gang import Gang, Leave, say
 from executor.member import Member
 from executor.options import USAGE, Options, parse
+from executor.process import end_with_parent
 from executor.protocol import GangrunError, UsageError
 from executor.shared import Signal, write_record
 
@@ -49,6 +50,7 @@ def _give_up(options: Options | None, reason: str, code: int) -> int:
 
 def run(options: Options) -> int:
     """The eight steps of a rank's life."""
+    _live_with_local_launcher()
     script = options.script_text()
     job_variables = _job_variables(options)
     me = identity.resolve(dict(os.environ), options.cluster_ips)
@@ -77,6 +79,12 @@ def run(options: Options) -> int:
         code = error.exit_code
     member.end_what_is_left()
     return code
+
+
+def _live_with_local_launcher() -> None:
+    launcher = os.environ.get(protocol.ENV_LOCAL_LAUNCHER)
+    if launcher and (not end_with_parent() or str(os.getppid()) != launcher):
+        raise GangrunError("the local launcher is gone")
 
 
 def _join(options: Options, me: identity.Identity) -> Gang:
@@ -112,8 +120,11 @@ def _launch(options: Options, me: identity.Identity) -> protocol.Launch | None:
     environ = os.environ
     # A requeued job has the same job id and step id; srun's port tells even a recycled job id apart.
     step = "step-{}-{}".format(environ.get(protocol.SLURM_STEP_ID, ""), environ.get(protocol.SLURM_SRUN_COMM_PORT, ""))
-    attempt = "attempt-{}".format(environ.get(protocol.SLURM_RESTART_COUNT, "0"))
-    return protocol.Launch(protocol.job_directory(home, environ.get(protocol.SLURM_JOB_ID, ""), step) + "/" + attempt)
+    return protocol.Launch(
+        protocol.job_directory(home, environ.get(protocol.SLURM_JOB_ID, ""), step)
+        + "/"
+        + protocol.attempt_name(_attempt())
+    )
 
 
 def _fire_alloc(options: Options, me: identity.Identity, gang: Gang) -> None:
@@ -133,8 +144,8 @@ def _job_variables(options: Options) -> dict[str, str]:
         try:
             with open(options.env_file, encoding="utf-8") as file:
                 variables.update(_json_object(file.read(), "--env-file"))
-        except OSError as error:
-            raise UsageError(f"--env-file={options.env_file}: {error.strerror}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--env-file={options.env_file}: {getattr(error, 'strerror', None) or error}") from error
     return variables
 
 

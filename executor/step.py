@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from executor import protocol, slurm_commands
 from executor.loop import Loop
-from executor.process import reap, spawn
+from executor.process import exit_code, reap, spawn
+from executor.verdict import SRUN_KILLED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ POLL_LONGEST_S = 0.2
 SEEN_STOPPING_S = 0.3  # `scancel JOB` tells the ranks and the driver at the same moment
 CANCEL_MARGIN_S = 3.0
 KILL_PATIENCE_S = 10.0
+STRAGGLERS_S = 5.0
 # The driver's summary says these better.
 NOISE = re.compile(
     rb"tasks? \S+: (Exited with exit code|Terminated|Killed|running)|step creation (temporarily|still) disabled"
@@ -63,15 +65,22 @@ class Step:
         states = [record.get("state") for record in self.records() if record]
         return bool(states) and all(s == protocol.RANK_STOPPING or s in protocol.RANK_ENDED_STATES for s in states)
 
+    @property
+    def all_have_ended(self) -> bool:
+        """By the records of the ranks that have begun."""
+        return all(record.get("state") in protocol.RANK_ENDED_STATES for record in self.records() if record)
+
     def find_id(self) -> str | None:
         """JOB.STEP, from the driver's allocation file or from a rank's record; None while no rank has begun."""
         told = (str(record["step"]) for record in self.records() if record and record.get("step"))
         self.id = self.id or next(told, None)
         return self.id
 
-    def on_end(self, code: int) -> None:
+    def on_end(self, status: int) -> None:
         self.on_words()
-        self.code = code
+        self.code = exit_code(status)
+        if os.WIFSIGNALED(status):
+            self._words += ("%s %d\n" % (SRUN_KILLED, os.WTERMSIG(status))).encode()
         self._loop.forget(self._stderr)
 
     def terminate(self) -> None:
@@ -124,9 +133,9 @@ class Steps:
         return step
 
     def on_child_end(self) -> None:
-        for pid, code in reap():
+        for pid, status in reap():
             if pid in self._steps:
-                self._steps[pid].on_end(code)
+                self._steps[pid].on_end(status)
                 self._loop.stop()
 
     def wait_for(self, step: Step, patience_s: float) -> bool:
@@ -160,15 +169,26 @@ class Steps:
         for step in self._running():
             self.wait_for(step, deadline - time.monotonic())
 
-    def end_all(self) -> None:
-        """Nothing of ours may go on holding nodes: KILL, and escalate until every srun is gone."""
-        for step in self._running():
-            if step.find_id() is not None and slurm_commands.scancel(str(step.id)):
+    def end_all(self, tell_by_file: Callable[[], None]) -> None:
+        """Nothing of ours may go on holding nodes: KILL, and escalate until every srun and every rank is gone."""
+        for step in self._steps.values():
+            if not step.is_running and step.all_have_ended:
+                continue
+            is_scancelled = step.find_id() is not None and slurm_commands.scancel(str(step.id))
+            if is_scancelled:
                 self.wait_for(step, KILL_PATIENCE_S)
             for escalate in (step.terminate, step.kill):
                 if step.is_running:
                     escalate()
                     self.wait_for(step, KILL_PATIENCE_S)
+            if not is_scancelled and not step.all_have_ended:  # srun was killed, and scancel does not work
+                tell_by_file()
+                self._wait_for_stragglers(step)
+
+    def _wait_for_stragglers(self, step: Step) -> None:
+        deadline = time.monotonic() + STRAGGLERS_S
+        while not step.all_have_ended and time.monotonic() < deadline:
+            self.run_loop_for(POLL_LONGEST_S)
 
     def _running(self) -> list[Step]:
         return [step for step in self._steps.values() if step.is_running]

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from executor.shared import Record
 
 # What srun says when a step did not end by itself (measured on 22.05 and 24.11).
-NODE_FAILURE_WORDS = ("Node failure on", "DUE TO NODE FAILURE")
+SRUN_KILLED = "srun was killed by signal"  # this one is ours
+LOSS_WORDS = ("Node failure on", "DUE TO NODE FAILURE", SRUN_KILLED)
 LIMIT_WORDS = ("DUE TO TIME LIMIT", "DUE TO PREEMPTION")
 CANCEL_WORDS = ("CANCELLED AT",)
 
@@ -33,13 +34,13 @@ def judge(records: Sequence[Record | None], srun_code: int, srun_words: str, was
     codes = [rank_code(record, was_stopped=bool(failed) or was_cancelled) for record in records]
     if failed:
         return _failed(records, codes, min(failed, key=lambda rank: _ended(records[rank])))
-    if _line_with(srun_words, NODE_FAILURE_WORDS):
+    if _line_with(srun_words, LOSS_WORDS):
         return Verdict(
             protocol.FAILED_DRIVER,
             protocol.EXIT_INFRASTRUCTURE,
             codes,
             None,
-            _line_with(srun_words, NODE_FAILURE_WORDS),
+            _line_with(srun_words, LOSS_WORDS),
         )
     if was_cancelled or _line_with(srun_words, LIMIT_WORDS):
         return _cancelled(codes, _line_with(srun_words, LIMIT_WORDS + CANCEL_WORDS))

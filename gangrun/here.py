@@ -30,21 +30,14 @@ class Place(NamedTuple):
                 raise SpecError("num_nodes=%d: this allocation (job %s) has %s" % (num_nodes, job_id, nodes))
             return cls(job_id, "srun")
         if shutil.which("srun"):
-            raise SpecError(
-                f"there is Slurm here but no allocation ({protocol.SLURM_JOB_ID} is not set): run this inside salloc or sbatch"
-            )
+            raise SpecError(f"Slurm is here, but {protocol.SLURM_JOB_ID} is not set: run this inside salloc or sbatch")
         return cls(LOCAL_JOB, "local", tuple(protocol.local_address(index) for index in range(num_nodes)))
 
 
 def run(task: Task, log_dir: str | None, grace_s: float) -> NoReturn:
     """Become the driver of this task; the process ends with the job's exit code. Raises SpecError."""
     place = Place.find(task.num_nodes)
-    if place.launcher == "local":
-        print(
-            "gangrun: no srun here, so the embedded local launcher runs %d node(s) as process groups on this machine"
-            % task.num_nodes,
-            file=sys.stderr,
-        )
+    workdir = _workdir(task)
     directory = _new_directory(place)
     job = Job(
         slurm_job_id=place.slurm_job_id,
@@ -59,13 +52,15 @@ def run(task: Task, log_dir: str | None, grace_s: float) -> NoReturn:
         env_vars=task.envs,
         setup_env_vars=task.envs,
         secrets=task.secrets,
-        workdir=_workdir(task),
+        workdir=workdir,
         grace_s=grace_s,
         launcher=place.launcher,
         one_shot=True,
     )
     driver = Bundle(job, render_driver(job)).write(directory)
-    sys.stdout.flush()
+    if place.launcher == "local":
+        nodes = f"{task.num_nodes} node(s) as process groups on this machine"
+        print(f"gangrun: no srun here, so the embedded local launcher runs {nodes}", file=sys.stderr, flush=True)
     os.execv(sys.executable, [sys.executable, driver])
 
 

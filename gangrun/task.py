@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
-from codegen.spec import Resources, SpecError, checked_variables
+from codegen.spec import TASK_NAME_ALLOWED, Resources, SpecError, checked_variable, is_task_name
 from codegen.yamlfile import YamlMapping, read
 
 KEYS = ("name", "num_nodes", "resources", "envs", "secrets", "workdir", "setup", "run")
@@ -40,7 +40,7 @@ class Task:
         if nodes < 1:
             mapping.fail("num_nodes", "num_nodes=%d: use a whole number of 1 or more" % nodes)
         return cls(
-            name=str(mapping.get("name", (str, int), "a text", "task")),
+            name=_name(mapping),
             num_nodes=nodes,
             resources=_resources(mapping),
             memory_gb=_memory_gb(mapping),
@@ -50,6 +50,13 @@ class Task:
             setup=mapping.get("setup", str, "a bash script"),
             run=mapping.get("run", str, "a bash script"),
         )
+
+
+def _name(mapping: YamlMapping) -> str:
+    name = str(mapping.get("name", (str, int), "a text", "task"))
+    if not is_task_name(name):
+        mapping.fail("name", f"name={name!r}: use {TASK_NAME_ALLOWED}")
+    return name
 
 
 def _resources(mapping: YamlMapping) -> Resources:
@@ -94,23 +101,26 @@ def _amount(nested: YamlMapping, key: str, form: re.Pattern[str], allowed: str) 
 
 def _variables(mapping: YamlMapping, key: str, overrides: Mapping[str, str]) -> Mapping[str, str]:
     nested = _nested(mapping, key)
-    values: dict[str, Any] = {**(nested.values if nested else {}), **overrides}
-    for name, value in values.items():
-        if value is None:
-            _needs_value(nested or mapping, key, name)
+    own = {name: value for name, value in (nested.values if nested else {}).items() if name not in overrides}
+    result = {name: _variable(nested or mapping, key, name, value) for name, value in own.items()}
+    for name, value in overrides.items():
+        result[name] = checked_variable(name, value, f"--env {name!r}")
+    return result
+
+
+def _variable(nested: YamlMapping, key: str, name: str, value: Any) -> str:
+    if value is None:
+        nested.fail(name, f"{key}: {name} has no value; give one here or with --env {name}=VALUE")
     try:
-        return checked_variables(values, key)
+        return checked_variable(name, value, f"{key}[{name!r}]")
     except SpecError as error:
-        raise SpecError("%s:%d: %s" % (mapping.path, mapping.lines.get(key, 1), error)) from error
-
-
-def _needs_value(nested: YamlMapping, key: str, name: str) -> NoReturn:
-    nested.fail(name, f"{key}: {name} has no value; give one here or with --env {name}=VALUE")
+        nested.fail(name, str(error))
 
 
 def _nested(mapping: YamlMapping, key: str) -> YamlMapping | None:
     if mapping.values.get(key) is None:
         return None
     if key not in mapping.nested:
-        mapping.fail(key, f"{key}={mapping.values[key]!r}: use a mapping")
+        shown = "" if key == "secrets" else f"={mapping.values[key]!r}"
+        mapping.fail(key, f"{key}{shown}: use a mapping")
     return mapping.nested[key]

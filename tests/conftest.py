@@ -1,6 +1,7 @@
 """Fixtures of the whole suite."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,9 @@ SHARED = Path("/tmp")
 @pytest.fixture
 def shared_dir(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A directory that every node sees."""
-    with tempfile.TemporaryDirectory(prefix="gangrun-test-", dir=SHARED, ignore_cleanup_errors=True) as name:
-        yield Path(name)
+    name = tempfile.mkdtemp(prefix="gangrun-test-", dir=SHARED)
+    yield Path(name)
+    shutil.rmtree(name, ignore_errors=True)
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 """Run the executor as one rank without Slurm: its variables set by hand."""
+
 from __future__ import annotations
 
 import json

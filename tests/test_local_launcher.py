@@ -197,7 +197,8 @@ def test_a_killed_launcher_leaves_no_rank_behind_g8(place: Path) -> None:
     os.kill(int(children[0]), signal.SIGKILL)
     assert driver.wait(20) != 0
     eventually(lambda: not left_in(place), 5, "processes are left")
-    assert outcome(place, driver).status["state"] == "FAILED"
+    status = outcome(place, driver).status
+    assert (status["state"], status["reason"]) == ("FAILED_DRIVER", "srun was killed by signal 9")
 
 
 def test_a_killed_driver_leaves_no_rank_behind(place: Path) -> None:

@@ -8,7 +8,10 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ARCHIVE = os.path.join(HERE, 'gangrun-executor.pyz')
-sys.path.insert(0, ARCHIVE)  # without it the installed `executor` is used
+if os.path.exists(ARCHIVE):  # else the installed `executor` is used
+    # The user's PYTHONPATH is for the script; a module of that name must not be taken for one of ours.
+    foreign = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.path[:] = [ARCHIVE, *(path for path in sys.path if os.path.abspath(path) not in foreign)]
 
 from executor import driver
 

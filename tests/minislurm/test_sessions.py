@@ -128,6 +128,27 @@ class TestCommand:
         assert command("down").returncode == 0 and not root.exists()
 
 
+class TestOddMachines:
+    """The command on a machine made odd in a mount namespace of its own."""
+
+    def up_srun_down(self, spoil: str, root: Path, *options: str) -> str:
+        bed = f"{sys.executable} -m tests.minislurm"
+        words = f"{bed} up -n 1 --root {root} {' '.join(options)} && {bed} shell --root {root} ctl srun -G1"
+        script = f"{spoil} && {words} sh -c 'hostname; cat {root}/gpu0'; {bed} down --root {root}"
+        argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
+        done = subprocess.run(argv, cwd=CHECKOUT, text=True, capture_output=True, check=False, timeout=60)
+        assert "\nn1\n" in done.stdout, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def test_without_cgroups_a_note_says_what_is_used_instead(self, root: Path) -> None:
+        said = self.up_srun_down("umount -R -l /sys/fs/cgroup", root)
+        assert "note: no cgroup hierarchy" in said or "note: control groups are not usable" in said
+
+    def test_gpus_work_where_device_files_do_not(self, root: Path) -> None:
+        said = self.up_srun_down("mount -t tmpfs -o nodev tmpfs /mnt", Path("/mnt") / root.name)
+        assert "gpu0: No such device or address" in said, "not: permission denied"
+
+
 class TestSessions:
     """Whole pytest sessions, in a checkout of their own."""
 
