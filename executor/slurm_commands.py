@@ -9,6 +9,7 @@ import subprocess
 from executor import protocol
 
 COMMAND_TIMEOUT_S = 10.0
+OVER_WORDS = ("Invalid job id specified", "already completing or completed")  # 22.05 and 24.11
 CONFIGURATION_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
 PROCTRACK = re.compile(r"^\s*ProctrackType\s*=\s*(?:proctrack/)?(\w+)", re.IGNORECASE | re.MULTILINE)
 RESTARTS = re.compile(r"\bRestarts=(\d+)")
@@ -17,13 +18,22 @@ TYPED_GPU = re.compile(r"gres[:/]gpu:([A-Za-z][\w.-]*)", re.IGNORECASE)
 
 def output_of(argv: list[str]) -> str | None:
     """What a command prints, or None if it is missing, fails or does not answer in time."""
+    done = _run(argv)
+    return done.stdout if done is not None and done.returncode == 0 else None
+
+
+def _run(argv: list[str]) -> subprocess.CompletedProcess[str] | None:
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False
+        return subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+            errors="replace",
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
 
 
 def proctrack_type() -> str:
@@ -51,9 +61,9 @@ def is_requeued(slurm_job_id: str) -> bool:
 
 
 def scancel(step: str, signal_name: str | None = None) -> bool:
-    """Signal or end one step. Plain `scancel JOB.STEP` is an instant KILL."""
-    argv = ["scancel", *(["--signal=" + signal_name] if signal_name else []), step]
-    return output_of(argv) is not None
+    """Signal or end one step; True if done, or if the step is over. Plain `scancel JOB.STEP` is an instant KILL."""
+    done = _run(["scancel", *(["--signal=" + signal_name] if signal_name else []), step])
+    return done is not None and (done.returncode == 0 or any(words in done.stderr for words in OVER_WORDS))
 
 
 def _content(path: str) -> str:
