@@ -10,17 +10,18 @@ import importlib.util
 import io
 import marshal
 import os
-import py_compile
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib.util import MAGIC_NUMBER
 
 from executor import protocol
 
-PACKAGED = ("executor", "hostlist", "colorama")
+PACKAGED = ("executor", "hostlist", "__future__")
+# Of colorama only its ANSI table: the rest is for Windows, and its import of ctypes costs a node 5 ms of CPU.
+COLORAMA = "from colorama.ansi import Fore, Style\n"
 BUNDLE = "bundle"
-PYC_HEADER_BYTES = 16  # PEP 552
+PYC_HEADER = MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)  # PEP 552: by hash, never checked
 # Any Python must be able to read this: it may be the one that is too old. zipimport opens the archive twice for
 # every module; a shared file system feels that, so all compiled code is also in one member that is read once.
 MAIN = """\
@@ -79,48 +80,32 @@ def executor_archive() -> bytes:
 
 
 def _members() -> dict[str, bytes]:
-    members = {"__main__.py": MAIN.encode()}
-    modules: dict[str, tuple[bool, bytes]] = {}
-    for package in PACKAGED:
-        for name, path in _sources(package):
-            with open(path, "rb") as file:
-                members[name] = file.read()
-            members[name + "c"] = _compiled(path, name)
-            module = name[: -len(".py")].replace("/", ".")
-            is_package = module.endswith(".__init__")
-            modules[module[: -len(".__init__")] if is_package else module] = (
-                is_package,
-                members[name + "c"][PYC_HEADER_BYTES:],
-            )
-    members["__main__.pyc"] = _compiled_text(MAIN)
-    members[BUNDLE] = marshal.dumps((importlib.util.MAGIC_NUMBER, modules), 2)  # version 2: every Python reads it
+    members = {name: source for package in PACKAGED for name, source in _sources(package)}
+    members.update(item for item in _sources("colorama") if item[0] == "colorama/ansi.py")
+    members["colorama/__init__.py"] = COLORAMA.encode()
+    bundle = {
+        _module_name(name): (name.endswith("/__init__.py"), _code(source, name)) for name, source in members.items()
+    }
+    members["__main__.py"] = MAIN.encode()
+    members.update({name + "c": PYC_HEADER + _code(source, name) for name, source in members.items()})
+    members[BUNDLE] = marshal.dumps((MAGIC_NUMBER, bundle), 2)  # version 2: every Python reads it
     return members
 
 
-def _sources(package: str) -> Iterator[tuple[str, str]]:
+def _sources(package: str) -> Iterator[tuple[str, bytes]]:
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.origin is not None, f"{package} is not installed"
-    if not spec.submodule_search_locations:
-        yield package + ".py", spec.origin
-        return
     directory = os.path.dirname(spec.origin)
-    for name in sorted(os.listdir(directory)):
-        if name.endswith(".py"):
-            yield f"{package}/{name}", os.path.join(directory, name)
+    names = os.listdir(directory) if spec.submodule_search_locations else []
+    files = [f"{package}/{name}" for name in names if name.endswith(".py")] or [package + ".py"]
+    for name in files:
+        with open(os.path.join(directory, os.path.basename(name)), "rb") as file:
+            yield name, file.read()
 
 
-def _compiled_text(text: str) -> bytes:
-    with tempfile.TemporaryDirectory() as directory:
-        source = os.path.join(directory, "__main__.py")
-        with open(source, "w", encoding="utf-8") as file:
-            file.write(text)
-        return _compiled(source, "__main__.py")
+def _module_name(name: str) -> str:
+    return name[: -len(".py")].replace("/__init__", "").replace("/", ".")
 
 
-def _compiled(path: str, name: str) -> bytes:
-    with tempfile.TemporaryDirectory() as directory:
-        target = os.path.join(directory, "code")
-        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-        py_compile.compile(path, target, dfile=name, doraise=True, invalidation_mode=mode)
-        with open(target, "rb") as file:
-            return file.read()
+def _code(source: bytes, name: str) -> bytes:
+    return marshal.dumps(compile(source, name, "exec", dont_inherit=True))

@@ -84,15 +84,20 @@ class Gang:
             "why": "",
         }
 
-    def join(self) -> None:
+    def join(self, has_driver: bool) -> None:
         """Publish the first record. Raises OSError if the shared directory cannot be written."""
         if self.launch is None:
             return
+        if not has_driver:  # it has made them all
+            self._prepare()
+        write_record(self._own_path(), self.record)
+
+    def _prepare(self) -> None:
+        assert self.launch is not None
         os.makedirs(self.launch.records(self._is_setup), mode=0o700, exist_ok=True)
         os.close(os.open(self.launch.gang, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         if self.me.rank == 0:
             prepare_records(self.launch, self.me.num_ranks, self._is_setup)
-        write_record(self._own_path(), self.record)
 
     def tell(self, **changes: Any) -> None:
         """Change the record. Trouble with the file system is not the user's trouble."""

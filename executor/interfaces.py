@@ -48,7 +48,7 @@ def _ipv6() -> list[tuple[str, str]]:
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="ascii") as file:
+        with open(path, encoding="utf-8") as file:
             return file.read()
     except OSError:
         return ""

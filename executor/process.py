@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import time
 
 from executor import protocol
+from executor.output import enlarge
 from executor.protocol import GangrunError, UsageError
+from executor.shared import read_bytes
 
 TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-PIPE_BYTES = 1 << 20
-F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is there from Python 3.10 on
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 BOM = b"\xef\xbb\xbf"
 SHELLS = ("bash", "sh")
@@ -51,8 +50,7 @@ def exit_code(wait_status: int) -> int:
 
 def read_script(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_bytes(path)
     except OSError as error:
         raise UsageError(f"--script-path={path}: {error.strerror}") from error
 
@@ -111,7 +109,7 @@ class Script:
         _write_all(self._memory, body)
         self.pipe, write_end = os.pipe()
         os.set_blocking(self.pipe, False)
-        _enlarge(self.pipe)
+        enlarge(self.pipe)
         script = "/proc/%d/fd/%d" % (os.getpid(), self._memory)
         try:
             self.pid = spawn(["bash", *options, script], environ, stdout=write_end, stderr=write_end)
@@ -192,13 +190,6 @@ def _children() -> list[int]:
             return [int(pid) for pid in file.read().split()]
     except (OSError, ValueError):
         return []
-
-
-def _enlarge(pipe: int) -> None:
-    try:
-        fcntl.fcntl(pipe, F_SETPIPE_SZ, PIPE_BYTES)
-    except OSError:
-        pass  # over the user's limit for pipes: only slower
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -38,6 +38,8 @@ ENV_SETUP_NUM_GPUS_PER_NODE = "SKYPILOT_SETUP_NUM_GPUS_PER_NODE"
 ENV_INTERNAL_JOB_ID = "SKYPILOT_INTERNAL_JOB_ID"
 ENV_TASK_ID = "SKYPILOT_TASK_ID"
 ENV_ATTEMPT = "GANGRUN_ATTEMPT"
+RUN_VARIABLES = (ENV_NODE_RANK, ENV_NODE_IPS, ENV_NUM_GPUS_PER_NODE, ENV_ATTEMPT)
+SETUP_VARIABLES = (ENV_SETUP_NODE_RANK, ENV_SETUP_NODE_IPS, ENV_SETUP_NUM_GPUS_PER_NODE, ENV_ATTEMPT)
 ENV_LOCAL_LAUNCHER = "GANGRUN_LOCAL_LAUNCHER"  # its pid; the script does not see it
 
 # --- Exit codes of ours. 125 and 2 follow env(1), timeout(1) and most command lines.
@@ -85,8 +87,10 @@ DEFAULT_LIVENESS_TIMEOUT_S = 600.0
 FILE_SYSTEM_PATIENCE_S = 300.0  # longer than any NFS attribute cache (acdirmax is 60 s)
 BEAT_FIRST_S = 2.0
 BEAT_LONGEST_S = 30.0
-POLL_FIRST_S = 0.02
+POLL_FIRST_S = 0.005
+POLL_STEADY_S = 0.02
 POLL_LONGEST_S = 1.0
+POLLS_PER_S = 500  # of a whole gang: what a shared file system is asked, however many nodes wait
 SIGNAL_BYTES = 256  # signals and records are padded, so that a rewrite in place covers the old text
 RECORD_BYTES = 512
 # srun passes lines of up to 1,024 bytes whole and cuts longer ones into one another.

@@ -80,17 +80,26 @@ def write_in_place(path: str, content: bytes) -> None:
         os.close(fd)
 
 
-def read_text(path: str, limit_bytes: int = 65536) -> str | None:
+def read_text(path: str) -> str | None:
+    """What a signal or record says, or None where there is none. Raises OSError as `Signal.read` does."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(fd, limit_bytes).decode("utf-8", "replace")
-        finally:
-            os.close(fd)
+        return read_bytes(path).decode("utf-8", "replace")
     except OSError as error:
         if error.errno in ABSENT:
             return None
         raise
+
+
+def read_bytes(path: str) -> bytes:
+    """A whole file; open(2) and read(2) only, where Python's own files also ask for sizes and positions."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        chunks: list[bytes] = []
+        while not chunks or chunks[-1]:
+            chunks.append(os.read(fd, 1 << 20))
+        return b"".join(chunks)
+    finally:
+        os.close(fd)
 
 
 def write_private(path: str, content: bytes) -> None:

@@ -16,7 +16,7 @@ from executor.member import Member
 from executor.options import USAGE, Options, parse
 from executor.process import end_with_parent
 from executor.protocol import GangrunError, UsageError
-from executor.shared import Signal, write_record
+from executor.shared import Signal, read_bytes, write_record
 
 TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
 if TYPE_CHECKING:
@@ -60,10 +60,11 @@ def run(options: Options) -> int:
     member = Member(options, me, gang)
     try:
         _fire_alloc(options, me, gang)
+        variables = job_variables, _identity_variables(options, me, _node_ips(options, me, member), job_variables)
         if options.setup_done_signal_file:
             member.wait_for_go(Signal(options.setup_done_signal_file))
         _enter_workdir(options)
-        environ = environment.for_script(os.environ, (job_variables, _identity_variables(options, me, member)))
+        environ = environment.for_script(os.environ, variables)
         code = member.run_script(script, environ)
         if code == 0 and not member.is_stopping:
             member.wait_in_barrier()
@@ -91,14 +92,11 @@ def _join(options: Options, me: identity.Identity) -> Gang:
     launch = _launch(options, me)
     gang = Gang(me, launch, options.is_setup, options.liveness_timeout_s)
     try:
-        if options.launch_dir and not os.path.isdir(options.launch_dir):
-            raise GangrunError(
-                f"the driver's directory {options.launch_dir} is not visible on {me.host}: is it on a shared disk?"
-            )
-        gang.join()
+        gang.join(has_driver=options.launch_dir is not None)
     except OSError as error:
         if options.launch_dir:
-            raise GangrunError(f"cannot write {options.launch_dir} on {me.host}: {error.strerror}") from error
+            what = f"the driver's directory {options.launch_dir} cannot be written on {me.host}"
+            raise GangrunError(f"{what} ({error.strerror}): is it on a file system that all nodes share?") from error
         say(
             me,
             f"cannot write {launch and launch.directory} ({error.strerror}): the ranks will not wait for each other",
@@ -142,10 +140,10 @@ def _job_variables(options: Options) -> dict[str, str]:
     variables = _json_object(options.env_vars, "--env-vars")
     if options.env_file:
         try:
-            with open(options.env_file, encoding="utf-8") as file:
-                variables.update(_json_object(file.read(), "--env-file"))
+            text = read_bytes(options.env_file).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--env-file={options.env_file}: {getattr(error, 'strerror', None) or error}") from error
+        variables.update(_json_object(text, "--env-file"))
     return variables
 
 
@@ -159,24 +157,15 @@ def _json_object(text: str, flag: str) -> dict[str, str]:
     return environment.checked(values, flag)
 
 
-def _identity_variables(options: Options, me: identity.Identity, member: Member) -> Mapping[str, str]:
-    ips = "\n".join(_node_ips(options, me, member))
+def _identity_variables(
+    options: Options, me: identity.Identity, ips: list[str], job_variables: Mapping[str, str]
+) -> dict[str, str]:
     gpus = os.environ.get(protocol.ENV_NUM_GPUS_PER_NODE) or os.environ.get(protocol.SLURM_GPUS_ON_NODE) or "0"
-    gpus = _job_variables(options).get(protocol.ENV_NUM_GPUS_PER_NODE, gpus)
+    gpus = job_variables.get(protocol.ENV_NUM_GPUS_PER_NODE, gpus)
+    values = str(me.rank), "\n".join(ips), gpus, _attempt()
     if options.is_setup:
-        return {
-            protocol.ENV_SETUP_NODE_RANK: str(me.rank),
-            protocol.ENV_SETUP_NODE_IPS: ips,
-            protocol.ENV_SETUP_NUM_GPUS_PER_NODE: gpus,
-            protocol.ENV_ATTEMPT: _attempt(),
-        }
-    return {
-        protocol.ENV_NODE_RANK: str(me.rank),
-        protocol.ENV_NUM_NODES: str(me.num_ranks),
-        protocol.ENV_NODE_IPS: ips,
-        protocol.ENV_NUM_GPUS_PER_NODE: gpus,
-        protocol.ENV_ATTEMPT: _attempt(),
-    }
+        return dict(zip(protocol.SETUP_VARIABLES, values))
+    return {**dict(zip(protocol.RUN_VARIABLES, values)), protocol.ENV_NUM_NODES: str(me.num_ranks)}
 
 
 def _node_ips(options: Options, me: identity.Identity, member: Member) -> list[str]:

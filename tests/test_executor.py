@@ -205,7 +205,7 @@ def test_a_setup_that_failed_ends_the_wait_with_its_reason(solo: Solo) -> None:
 
 def test_a_driver_that_fell_silent_ends_the_wait(solo: Solo) -> None:
     launch = solo.directory / "launch"
-    launch.mkdir()
+    (launch / "ranks").mkdir(parents=True)
     (launch / "heartbeat").write_text("1\n")
     flags = (
         f"--launch-dir={launch}",

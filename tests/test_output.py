@@ -137,14 +137,14 @@ def test_a_line_larger_than_memory_passes_f4() -> None:
 def test_a_slow_reader_never_blocks_the_writer() -> None:
     read_end, write_end = os.pipe()
     stream = Stream(write_end)
-    stream.write(b"x" * (1 << 20))
+    stream.write(b"x" * (1 << 22))
     assert stream.is_backed_up
     assert os.get_blocking(write_end)  # the description that others share is as it was
     got = 0
     while stream.is_backed_up or select.select([read_end], [], [], 0)[0]:
         got += len(os.read(read_end, 1 << 16))
         stream.push()
-    assert got == 1 << 20
+    assert got == 1 << 22
     os.close(read_end)
     os.close(write_end)
 
