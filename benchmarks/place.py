@@ -14,7 +14,7 @@ from benchmarks.skypilot import SkyPilot
 from codegen.archive import executor_archive
 from executor import interfaces, protocol
 from executor.gang import prepare_records
-from executor.shared import Signal, write_private
+from executor.shared import SignalFile, write_private
 
 STAMP = "date +%s.%N"
 FOREIGN = ("SLURM", "SRUN_", "SBATCH_", "SKYPILOT_", "PYTHON")
@@ -63,7 +63,7 @@ class Place:
         """A launch directory as a driver prepares it: armed signals, empty records, a heartbeat."""
         launch = protocol.Launch(self.new("launch"))
         for path in (launch.alloc, launch.setup_done, launch.gang, launch.heartbeat):
-            Signal(path).arm()
+            SignalFile(path).arm()
         prepare_records(launch, num_ranks, is_setup=False)
         write_private(launch.run_env, b"{}")
         return launch

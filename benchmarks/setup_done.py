@@ -10,7 +10,7 @@ from benchmarks.measure import median, percentile
 from benchmarks.place import SKYPILOT, STAMP, Session
 from benchmarks.report import Limit
 from executor import protocol
-from executor.shared import Signal
+from executor.shared import SignalFile
 
 GANGRUN = "gangrun"
 MEDIAN_MS = Limit(30)
@@ -81,7 +81,7 @@ def _lags_ms(pairs: list[tuple[list[str], str]], environ: dict[str, str], wait_s
             argv, signal = pairs[number]
             if is_fire:
                 fired[number] = time.time()
-                Signal(signal).fire(protocol.GO)
+                SignalFile(signal).fire(protocol.GO)
             else:
                 waiting[number] = stack.enter_context(Child(argv, environ))
         ended = {number: process.wait() for number, process in waiting.items()}

@@ -99,18 +99,10 @@ def checked_variables(variables: Mapping[str, Any], where: str) -> dict[str, str
 
 def checked_variable(name: Any, value: Any, where: str) -> str:
     """The value as a string. Raises SpecError, which never shows the value: it may be a secret."""
-    if not (isinstance(name, str) and name.isascii() and name.isidentifier()):
-        raise SpecError(f"{where} is not allowed: use a name of letters, digits and _, not starting with a digit")
-    if not isinstance(value, (str, int, float)):
-        raise SpecError(f"{where}={type(value).__name__!r}: use a string or a number")
-    text = str(value)
-    if "\0" in text:
-        raise SpecError(f"{where}='a NUL byte': use text without NUL, which no environment can carry")
-    size = len(f"{name}={text}".encode("utf-8", "surrogateescape")) + 1
-    if size > protocol.LONGEST_ENV_BYTES:
-        limit = protocol.LONGEST_ENV_BYTES
-        raise SpecError(f"{where}='{size} bytes': use at most {limit} bytes, the kernel's limit")
-    return text
+    problem = protocol.variable_problem(name, value)
+    if problem:
+        raise SpecError(where + problem)
+    return str(value)
 
 
 def _script(text: str | None) -> str | None:

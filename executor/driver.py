@@ -17,9 +17,10 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from executor import environment, protocol, slurm_commands
-from executor.gang import prepare_records
+from executor.gang import Patience, prepare_records
 from executor.job import (
     Job,
+    addresses_of_this_job,
     cluster_home,
     executor_command,
     gpu_request,
@@ -29,9 +30,10 @@ from executor.job import (
 )
 from executor.launchdir import JobDirectory
 from executor.loop import Arrival, Loop
+from executor.output import tell
 from executor.protocol import GangrunError, UsageError
 from executor.report import rank_reports, summary
-from executor.shared import Signal, read_record, write_in_place, write_private
+from executor.shared import SignalFile, read_record, write_in_place, write_private
 from executor.step import Step, Steps
 from executor.verdict import Verdict, judge
 
@@ -71,6 +73,7 @@ class Driver:
         self._setup: Step | None = None
         self._allocation: dict[str, str] = {}
         self._beats = 0
+        self._proctrack = slurm_commands.proctrack_type()
         self._is_cancelling = False
         self.exit_code = protocol.EXIT_INFRASTRUCTURE
 
@@ -80,15 +83,15 @@ class Driver:
         self._loop.take_signals()
         self._steps = Steps(self._loop)
         home = cluster_home(job)
-        self._directory = JobDirectory(protocol.job_directory(home, job.slurm_job_id, job.job_id), job._asdict())
-        self.launch = self._directory.new_attempt()
+        self._directory = JobDirectory(protocol.job_directory(home, job.slurm_job_id, job.job_id), job)
         try:
+            self.launch = self._directory.new_attempt()
             self._arm()
-            self._loop.every(HEARTBEAT_S, HEARTBEAT_S, self._beat)
-            self._directory.enter(protocol.PENDING)
-        except BaseException:
+        except OSError as error:
             self._directory.clean()
-            raise
+            raise GangrunError(f"cannot write the job's directory {self._directory.path}: {error.strerror}") from error
+        self._loop.every(HEARTBEAT_S, HEARTBEAT_S, self._beat)
+        self._directory.enter(protocol.PENDING)
         return self
 
     # --- the calls of a driver, in their order
@@ -101,14 +104,14 @@ class Driver:
             "--alloc-signal-file=" + self.launch.alloc,
         ]
         flags += ["--setup-done-signal-file=" + self.launch.setup_done] if has_setup else []
-        self._run = self._start("run", srun, flags)
+        self._run = self._start("run", srun, flags, is_setup=False)
 
     def wait_for_allocation(self) -> None:
         """Until the run step has started. Ends the job as a launch failure, in srun's words, if it cannot."""
-        run, alloc, begun = self._current_run(), Signal(self.launch.alloc), time.monotonic()
-        told = False
+        run, alloc, begun = self._current_run(), SignalFile(self.launch.alloc), time.monotonic()
+        told, patience = False, Patience()
         while True:
-            said = alloc.read()
+            said = patience.ask(alloc.read)
             if said is not None:
                 self._allocation = json.loads(said[1]) if said[1] else {}
                 run.id = self._allocation.get("step")
@@ -117,26 +120,25 @@ class Driver:
                 self._launch_failed(run)
             if not told and time.monotonic() - begun > WAITING_WORDS_S:
                 told = True
-                _say("gangrun: waiting for the run step to start: %s\n" % (run.last_words or "its nodes are busy"))
+                tell(1, "gangrun: waiting for the run step to start: %s\n" % (run.last_words or "its nodes are busy"))
             self._wait_a_little(begun)
 
     def run_setup(self, srun: Sequence[str], script: str) -> None:
         """Run setup on the nodes of the run step; the job ends as FAILED_SETUP if it fails."""
         self._directory.enter(protocol.SETTING_UP)
-        prepare_records(self.launch, self._num_ranks(), is_setup=True)
+        prepare_records(self.launch, self._job.num_nodes, is_setup=True)
         nodes = ["--nodelist=" + self._allocation["nodes"]] if self._allocation.get("nodes") else []
         flags = [
             "--script-path=" + self._private(self.launch.setup_script, script),
             "--env-file=" + self._private(self.launch.setup_env, json.dumps(self._variables(self._job.setup_env_vars))),
-            "--is-setup",
         ]
-        setup = self._setup = self._start("setup", [*srun, *nodes], flags)
+        setup = self._setup = self._start("setup", [*srun, *nodes], flags, is_setup=True)
         self._wait_for_setup(setup)
-        verdict = judge(self._records(is_setup=True), setup.code or 0, setup.words, was_cancelled=False)
+        verdict = judge(self._records(is_setup=True), setup.words, was_cancelled=False)
         if verdict.state == protocol.SUCCEEDED:
             return
         if self._run is not None:
-            Signal(self.launch.setup_done).fire(protocol.ABORT, "setup failed: " + verdict.reason)
+            SignalFile(self.launch.setup_done).fire(protocol.ABORT, "setup failed: " + verdict.reason)
             self._steps.wait_for(self._run, self._job.grace_s)
         state = protocol.FAILED_SETUP if verdict.state in (protocol.FAILED, protocol.CANCELLED) else verdict.state
         raise Ended(verdict._replace(state=state, reason=verdict.reason or "the setup step was stopped"))
@@ -145,28 +147,30 @@ class Driver:
         """Setup is done: the scripts begin."""
         self._directory.enter(protocol.RUNNING)
         if self._setup is not None:
-            Signal(self.launch.setup_done).fire(protocol.GO)
+            SignalFile(self.launch.setup_done).fire(protocol.GO)
 
     def wait_for_run(self) -> None:
         """Until the run step has ended, by itself or otherwise."""
         run = self._current_run()
         while run.is_running:
             self._steps.run_loop_for(HEARTBEAT_S)
-        raise Ended(judge(self._records(is_setup=False), run.code or 0, run.words, was_cancelled=False))
+        raise Ended(judge(self._records(is_setup=False), run.words, was_cancelled=False))
 
     # --- the end
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        verdict = self._verdict_of(error)
-        self._is_cancelling = True  # whatever arrives now comes too late to change the verdict
+        verdict = Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [])
         try:
+            verdict = self._verdict_of(error)
+            self._is_cancelling = True  # whatever arrives now comes too late to change the verdict
             self._steps.end_all(self._tell_to_stop)
+            verdict = self._unless_requeued(verdict)
             self._finish(verdict)
         except OSError as trouble:
-            self.exit_code = self.exit_code or protocol.EXIT_INFRASTRUCTURE
-            _say(f"gangrun: cannot record how the job ended ({verdict.state}): {trouble}\n")
+            self.exit_code = verdict.exit_code or protocol.EXIT_INFRASTRUCTURE
+            tell(1, f"gangrun: cannot record how the job ended ({verdict.state}): {trouble}\n")
         finally:
             self._directory.clean()
             for path in self._own_files(verdict):
@@ -174,8 +178,8 @@ class Driver:
         return kind is None or issubclass(kind, Exception)
 
     def _own_files(self, verdict: Verdict) -> list[str]:
-        """What ends with the job; a requeued job will want its secrets again."""
-        is_over = verdict.state in protocol.TERMINAL_STATES
+        """What ends with the job; a requeued job will want its secrets again, but not those of a one-shot driver."""
+        is_over = verdict.state in protocol.TERMINAL_STATES or self._job.remove_at_end
         secrets = [self._job.secrets_file] if self._job.secrets_file and is_over else []
         return [*secrets, *self._job.remove_at_end]
 
@@ -183,37 +187,42 @@ class Driver:
         if isinstance(error, Ended):
             return error.verdict
         if isinstance(error, Cancelled):
-            is_requeued = slurm_commands.is_requeued(self._job.slurm_job_id)
             self._directory.note("cancel", signal=error.number)
             self._steps.cancel(self._job.grace_s, self._tell_to_stop)
-            verdict = self._cancel_verdict(error.number)
-            return (
-                verdict._replace(state=protocol.PENDING, reason="Slurm runs the job again") if is_requeued else verdict
-            )
+            return self._cancel_verdict(error.number)
         if error is None:
             return Verdict(protocol.SUCCEEDED, 0, [])
-        return Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, _one_line(error))
+        code = getattr(error, "exit_code", protocol.EXIT_INFRASTRUCTURE)
+        return Verdict(protocol.FAILED_DRIVER, code, [], None, _one_line(error))
+
+    def _unless_requeued(self, verdict: Verdict) -> Verdict:
+        """An end that came from outside may be the beginning of the next attempt."""
+        by_itself = (protocol.SUCCEEDED, protocol.FAILED, protocol.FAILED_SETUP)
+        if verdict.state in by_itself or not slurm_commands.is_requeued(self._job.slurm_job_id):
+            return verdict
+        return verdict._replace(state=protocol.PENDING, reason="Slurm runs the job again")
 
     def _cancel_verdict(self, number: int) -> Verdict:
         """A failure that came before the cancel stands; nothing that ends after it is a success."""
         code = protocol.exit_code_of_signal(number)
         if self._run is None or self._run.id is None:
             return Verdict(protocol.CANCELLED, code, [], None, "cancelled by signal %d" % number)
-        verdict = judge(self._records(is_setup=False), 0, "", was_cancelled=True)
+        verdict = judge(self._records(is_setup=False), "", was_cancelled=True)
         if verdict.state == protocol.CANCELLED:
             return verdict._replace(exit_code=code, reason="cancelled by signal %d" % number)
         return verdict
 
     def _finish(self, verdict: Verdict) -> None:
         self.exit_code = verdict.exit_code
-        records = self._records(is_setup=verdict.state == protocol.FAILED_SETUP) if self._run or self._setup else []
+        is_setup = self._run is None or verdict.state == protocol.FAILED_SETUP
+        records = self._records(is_setup) if self._run or self._setup else []
         ranks = rank_reports(records, verdict, len(self._job.cluster_ips))
         self._directory.end(verdict, ranks)
-        _say(summary(self._job.job_id, verdict, ranks, self._job.log_dir, self._directory.age_s))
+        tell(1, summary(self._job.job_id, verdict, ranks, self._job.log_dir, self._directory.age_s))
 
     # --- steps
 
-    def _start(self, name: str, srun: Sequence[str], flags: Sequence[str]) -> Step:
+    def _start(self, name: str, srun: Sequence[str], flags: Sequence[str], is_setup: bool) -> Step:
         job = self._job
         argv = [
             *srun, *executor_command(job), *flags,
@@ -223,12 +232,12 @@ class Driver:
             "--cluster-ips=" + ",".join(job.cluster_ips),
             "--cluster-home-dir=" + cluster_home(job),
             "--task-name=" + job.task_name,
-            "--proctrack=" + slurm_commands.proctrack_type(),
+            "--proctrack=" + self._proctrack,
             f"--grace-s={job.grace_s:g}",
             f"--liveness-timeout-s={job.liveness_timeout_s:g}",
             *(["--workdir=" + job.workdir] if job.workdir else []),
+            *(["--is-setup"] if is_setup else []),
         ]  # fmt: skip
-        is_setup = "--is-setup" in flags
         step = self._steps.start(name, argv, environment.without_step(os.environ), lambda: self._records(is_setup))
         self._directory.note("step_started", step=name, pid=step.pid)
         return step
@@ -241,7 +250,7 @@ class Driver:
         """Until setup has ended; the job ends with the run step if that is lost meanwhile."""
         while setup.code is None:
             if self._run is not None and self._run.code is not None:
-                raise Ended(judge(self._records(is_setup=False), self._run.code, self._run.words, was_cancelled=False))
+                raise Ended(judge(self._records(is_setup=False), self._run.words, was_cancelled=False))
             self._steps.run_loop_for(HEARTBEAT_S)
 
     def _wait_a_little(self, since: float) -> None:
@@ -251,7 +260,7 @@ class Driver:
         records = self._records(is_setup=False)
         if any(records):  # the step did start, and a rank ended it before rank 0 could say so
             self._directory.enter(protocol.RUNNING)
-            raise Ended(judge(records, run.code or 0, run.words, was_cancelled=False))
+            raise Ended(judge(records, run.words, was_cancelled=False))
         words = run.words.strip() or f"srun ended with code {run.code} and said nothing"
         raise Ended(
             Verdict(
@@ -262,9 +271,9 @@ class Driver:
     def _on_signal(self, arrival: Arrival) -> None:
         if arrival.number == signal.SIGCHLD:
             self._steps.on_child_end()
-        elif arrival.number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if self._is_cancelling:
-                return
+        elif arrival.number in (signal.SIGUSR1, signal.SIGUSR2):
+            self._steps.pass_on(arrival.number, self._run)
+        elif arrival.number != signal.SIGCONT and not self._is_cancelling:
             self._is_cancelling = True
             raise Cancelled(arrival.number)
 
@@ -272,12 +281,13 @@ class Driver:
 
     def _arm(self) -> None:
         for path in (self.launch.alloc, self.launch.setup_done, self.launch.gang):
-            Signal(path).arm()
-        prepare_records(self.launch, self._num_ranks(), is_setup=False)
+            SignalFile(path).arm()
+        prepare_records(self.launch, self._job.num_nodes, is_setup=False)
+        self._private(self.launch.addresses, json.dumps(addresses_of_this_job()))
         self._beat()
 
     def _tell_to_stop(self) -> None:
-        Signal(self.launch.gang).fire(protocol.GANG_STOP, "cancelled")
+        SignalFile(self.launch.gang).fire(protocol.GANG_STOP, "cancelled")
 
     def _beat(self) -> None:
         self._beats += 1
@@ -286,11 +296,8 @@ class Driver:
         except OSError:
             pass
 
-    def _num_ranks(self) -> int:
-        return self._job.num_nodes
-
     def _records(self, is_setup: bool) -> list[Record | None]:
-        return [_quiet_record(self.launch.record(rank, is_setup)) for rank in range(self._num_ranks())]
+        return [_quiet_record(self.launch.record(rank, is_setup)) for rank in range(self._job.num_nodes)]
 
     def _variables(self, own: dict[str, str]) -> dict[str, str]:
         # srun gives its step's name to SLURM_JOB_NAME; a script wants the job's.
@@ -310,13 +317,6 @@ class Driver:
     def _private(self, path: str, text: str) -> str:
         write_private(path, text.encode("utf-8", "surrogateescape"))
         return path
-
-
-def _say(text: str) -> None:
-    try:
-        os.write(1, text.encode("utf-8", "surrogateescape"))
-    except OSError:
-        pass
 
 
 def main(body: Any, job: Job) -> int:

@@ -51,26 +51,11 @@ def _is_step_level(name: str) -> bool:
 
 def checked(values: Mapping[str, object], source: str) -> dict[str, str]:
     """User variables as strings. Raises UsageError that names the variable and what is allowed."""
-    return {name: checked_value(name, value, source) for name, value in values.items()}
-
-
-def checked_value(name: str, value: object, source: str) -> str:
-    if not (name.isascii() and name.isidentifier()):
-        raise UsageError(
-            f"{source}: variable name {name!r} is not allowed: use letters, digits and _, not starting with a digit"
-        )
-    if not isinstance(value, (str, int, float)):
-        raise UsageError(f"{source}: value of {name} is {type(value).__name__}: use a string or a number")
-    text = str(value)
-    if "\0" in text:
-        raise UsageError(f"{source}: value of {name} holds a NUL byte, which no environment can carry")
-    size = len(f"{name}={text}".encode("utf-8", "surrogateescape")) + 1
-    if size > protocol.LONGEST_ENV_BYTES:
-        raise UsageError(
-            "%s: %s takes %d bytes; the kernel allows %d for one variable: put the value into a file"
-            % (source, name, size, protocol.LONGEST_ENV_BYTES)
-        )
-    return text
+    for name, value in values.items():
+        problem = protocol.variable_problem(name, value)
+        if problem:
+            raise UsageError(f"{source}: {name!r}{problem}")
+    return {name: str(value) for name, value in values.items()}
 
 
 def for_script(environ: Mapping[str, str], layers: Iterable[Mapping[str, str]]) -> dict[str, str]:

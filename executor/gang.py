@@ -11,7 +11,9 @@ import time
 
 from executor import protocol
 from executor.identity import Identity
-from executor.shared import Signal, Watch, read_record, write_record
+from executor.options import Options
+from executor.output import tell
+from executor.shared import SignalFile, Watch, read_record, write_record
 
 TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
 if TYPE_CHECKING:
@@ -31,10 +33,7 @@ class Leave(Exception):
 def say(me: Identity | None, text: str) -> None:
     """One plain line for a person. It goes to standard error, never into the user's log."""
     who = "" if me is None else f"rank {me.rank} on {me.node} ({me.host}): "
-    try:
-        os.write(2, f"gangrun: {who}{text}\n".encode("utf-8", "backslashreplace"))
-    except OSError:
-        pass
+    tell(2, f"gangrun: {who}{text}\n")
 
 
 class Patience:
@@ -61,12 +60,13 @@ class Patience:
 class Gang:
     """The files of one attempt, seen from one rank. Without a directory it is a gang of strangers: no barrier."""
 
-    def __init__(self, me: Identity, launch: protocol.Launch | None, is_setup: bool, liveness_timeout_s: float) -> None:
+    def __init__(self, me: Identity, launch: protocol.Launch | None, options: Options) -> None:
         self.me = me
         self.launch = launch
-        self.liveness_timeout_s = liveness_timeout_s
-        self._is_setup = is_setup
-        self._signal = Signal(launch.gang) if launch else None
+        self.liveness_timeout_s = options.liveness_timeout_s
+        self.has_driver = options.launch_dir is not None
+        self._is_setup = options.is_setup
+        self._signal = SignalFile(launch.gang) if launch else None
         self._patience = Patience()
         job, step = os.environ.get(protocol.SLURM_JOB_ID, ""), os.environ.get(protocol.SLURM_STEP_ID, "")
         self.record: dict[str, Any] = {
@@ -84,11 +84,11 @@ class Gang:
             "why": "",
         }
 
-    def join(self, has_driver: bool) -> None:
+    def join(self) -> None:
         """Publish the first record. Raises OSError if the shared directory cannot be written."""
         if self.launch is None:
             return
-        if not has_driver:  # it has made them all
+        if not self.has_driver:  # it has made them all
             self._prepare()
         write_record(self._own_path(), self.record)
 
@@ -114,7 +114,7 @@ class Gang:
     def end(self, state: str, code: int, why: str = "") -> None:
         self.tell(state=state, code=code, ended=round(time.time(), 3), why=why[:160])
         if state in (protocol.RANK_FAILED, protocol.RANK_BROKEN) and not self._is_setup:
-            self._fire(protocol.GANG_FAILED, "%d %s" % (self.me.rank, self.me.node))
+            self.fire(protocol.GANG_FAILED, "%d on %s" % (self.me.rank, self.me.node))
 
     def order(self) -> tuple[str, str] | None:
         """What was said to all: done, failed <rank> <node>, stop <reason>."""
@@ -129,7 +129,7 @@ class Gang:
 
     def addresses(self) -> list[str] | None:
         """The address of each rank by its own word, or None while one has not spoken."""
-        found = [self._peer(rank) for rank in range(self.me.num_ranks)]
+        found = [self.peer(rank) for rank in range(self.me.num_ranks)]
         return [str(record["address"]) for record in found if record] if all(found) else None
 
     def barrier(self) -> Barrier:
@@ -150,7 +150,7 @@ class Gang:
         except OSError:
             pass
 
-    def _fire(self, word: str, detail: str = "") -> None:
+    def fire(self, word: str, detail: str = "") -> None:
         if self._signal is None:
             return
         try:
@@ -162,7 +162,7 @@ class Gang:
         assert self.launch is not None
         return self.launch.record(self.me.rank, self._is_setup)
 
-    def _peer(self, rank: int) -> dict[str, Any] | None:
+    def peer(self, rank: int) -> dict[str, Any] | None:
         assert self.launch is not None
         path = self.launch.record(rank, self._is_setup)
         answer: dict[str, Any] | None = self._patience.ask(lambda: read_record(path))
@@ -181,7 +181,10 @@ class Barrier:
 
     def is_over(self) -> bool:
         try:
-            return self._gang.order() is not None or self._all_done() or self._a_peer_is_silent()
+            order = self._gang.order()
+            if order is not None and order[0] == protocol.GANG_FAILED and not self._gang.has_driver:
+                say(self._me, f"rank {order[1]} failed; leaving")
+            return order is not None or self._all_done() or self._a_peer_is_silent()
         except OSError as error:
             limit_s = protocol.FILE_SYSTEM_PATIENCE_S
             say(
@@ -194,11 +197,11 @@ class Barrier:
         if self._me.rank != 0:
             return False
         while self._open:
-            record = self._gang._peer(self._open[0])
+            record = self._gang.peer(self._open[0])
             if record is None or record["state"] not in protocol.RANK_ENDED_STATES:
                 return False
             del self._open[0]
-        self._gang._fire(protocol.GANG_DONE)
+        self._gang.fire(protocol.GANG_DONE)
         return True
 
     def _a_peer_is_silent(self) -> bool:
@@ -208,14 +211,14 @@ class Barrier:
         limit_s = self._gang.liveness_timeout_s
         self._next_sweep = now + min(protocol.BEAT_LONGEST_S, limit_s / 4)
         for rank in self._open if self._me.rank == 0 else [0]:
-            record = self._gang._peer(rank)
+            record = self._gang.peer(rank)
             watch = self._watches.setdefault(rank, Watch(limit_s))
             if (record is None or record["state"] not in protocol.RANK_ENDED_STATES) and watch.is_silent(
                 record and record["beat"]
             ):
                 say(self._me, "rank %d has not been heard of for %.0f s; not waiting for it" % (rank, watch.silent_s))
                 if self._me.rank == 0:
-                    self._gang._fire(protocol.GANG_DONE)
+                    self._gang.fire(protocol.GANG_DONE)
                 return True
         return False
 

@@ -122,7 +122,7 @@ def _address_of_rank(host: str, me: Identity, entries: Sequence[str], lookup: Re
     if not is_known and host in me.job_hosts:
         entry = entries[me.job_hosts.index(host)]
         address = entry if is_address(entry) else lookup(entry) or address
-    if host == me.host and not _is_usable(address):
+    if host == me.host and not is_usable(address):
         address = me.address
     if address is None:
         raise GangrunError(f"no address for host {host!r} of {protocol.SLURM_STEP_NODELIST}: it does not resolve here")
@@ -141,7 +141,7 @@ def _find_node(
     entries = [normal(entry) for entry in cluster_ips]
     # Addresses first, then names, cheapest first: a list of names costs a look-up an entry.
     by_name = lookup(own_name)
-    if by_name in entries and _is_usable(by_name):
+    if by_name in entries and is_usable(by_name):
         return entries.index(by_name or ""), by_name or "", ""
     own = [normal(address) for address in local_addresses()]
     for position, entry in enumerate(entries):
@@ -187,12 +187,12 @@ def _own_address(entry: str, here: str, own: Sequence[str], lookup: Resolver) ->
         return entry
     for name in (entry, here):
         address = lookup(name)
-        if address is not None and (address in own or _is_usable(address)):
+        if address is not None and (address in own or is_usable(address)):
             return address
     return own[0] if own else entry
 
 
-def _is_usable(address: str | None) -> bool:
+def is_usable(address: str | None) -> bool:
     return address is not None and not address.startswith(protocol.LOOPBACK_PREFIX) and address != "::1"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from executor import protocol, slurm_commands
-from executor.identity import expand_hosts
+from executor.identity import address_of, expand_hosts, is_usable
 from executor.protocol import UsageError
 
 
@@ -45,6 +45,14 @@ def nodes_of_this_job() -> list[str]:
         return expand_hosts(os.environ.get(protocol.SLURM_JOB_NODELIST, ""), protocol.SLURM_JOB_NODELIST)
     except UsageError as error:
         _refuse(str(error))
+
+
+def addresses_of_this_job() -> dict[str, str]:
+    """The address of each of the allocation's nodes that has one here, other than loopback (Debian's 127.0.1.1)."""
+    if not os.environ.get(protocol.SLURM_JOB_NODELIST):
+        return {}
+    found = {host: address_of(host) for host in nodes_of_this_job()}
+    return {host: address for host, address in found.items() if address and is_usable(address)}
 
 
 def _refuse(text: str) -> NoReturn:

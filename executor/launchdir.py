@@ -7,31 +7,35 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from executor import protocol
+from executor.job import Job
+from executor.output import tell
 from executor.protocol import GangrunError
-from executor.shared import write_atomic
+from executor.shared import append, write_atomic, write_in_place
 from executor.verdict import Verdict
 
 LOCK_NAME = "lock"
 
 
 class JobDirectory:
-    """<cluster_home>/.gangrun/<slurm_job_id>/<job_id>/. One driver at a time; a terminal state is never overwritten."""
+    """<cluster_home>/.gangrun/<slurm_job_id>/<job_id>/. One driver at a time; an attempt's end is never overwritten."""
 
-    def __init__(self, path: str, facts: dict[str, Any]) -> None:
+    def __init__(self, path: str, job: Job) -> None:
         self.path = path
         self._begun = time.monotonic()
         self._lock = -1
+        self._was_told = False
         self._launch: protocol.Launch | None = None
         self._status: dict[str, Any] = {
             "version": protocol.VERSION,
-            "job_id": facts["job_id"],
-            "slurm_job_id": facts["slurm_job_id"],
-            "task_name": facts["task_name"],
-            "num_nodes": facts["num_nodes"],
-            "log_dir": facts["log_dir"],
+            "job_id": job.job_id,
+            "slurm_job_id": job.slurm_job_id,
+            "task_name": job.task_name,
+            "num_nodes": job.num_nodes,
+            "log_dir": job.log_dir,
             "attempt": int(os.environ.get(protocol.SLURM_RESTART_COUNT) or 0),
             "driver": {"host": socket.gethostname(), "pid": os.getpid()},
             "state": None,
@@ -72,24 +76,38 @@ class JobDirectory:
             first_failure=first,
             ended=round(time.time(), 3),
         )
-        for report in ranks:
-            self.note("rank_ended", **report)
+        self._append([self._event("rank_ended", report) for report in ranks])
         self.enter(verdict.state)
-        if verdict.state not in protocol.TERMINAL_STATES:
-            return  # the job will run again
-        write_atomic(os.path.join(self.path, protocol.EXIT_CODE_NAME), b"%d\n" % verdict.exit_code)
+        if verdict.state in protocol.TERMINAL_STATES:
+            write_atomic(os.path.join(self.path, protocol.EXIT_CODE_NAME), b"%d\n" % verdict.exit_code)
 
     def note(self, event: str, **fields: Any) -> None:
         """One line in events.jsonl, the source of every report."""
-        entry = {"time": round(time.time(), 3), "attempt": self._status["attempt"], "event": event, **fields}
-        line = json.dumps(entry).encode() + b"\n"
-        fd = os.open(
-            os.path.join(self.path, protocol.EVENTS_NAME), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        self._append([self._event(event, fields)])
+
+    def _event(self, event: str, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"time": round(time.time(), 3), "attempt": self._status["attempt"], "event": event, **fields}
+
+    def _append(self, events: Sequence[dict[str, Any]]) -> None:
+        lines = b"".join(json.dumps(event).encode() + b"\n" for event in events)
+        path = os.path.join(self.path, protocol.EVENTS_NAME)
+        self._try(lambda: append(path, lines))
+
+    def _publish(self) -> None:
+        path, text = os.path.join(self.path, protocol.STATUS_NAME), json.dumps(self._status, indent=1).encode() + b"\n"
+        if not self._try(lambda: write_atomic(path, text)):
+            self._try(lambda: write_in_place(path, text))  # a full disk may still take what lies there already
+
+    def _try(self, action: Callable[[], None]) -> bool:
+        """Trouble with our own records is told once; it never changes what the user's job does."""
         try:
-            os.write(fd, line)
-        finally:
-            os.close(fd)
+            action()
+        except OSError as error:
+            if not self._was_told:
+                self._was_told = True
+                tell(2, f"gangrun: cannot write in {self.path}: {error.strerror}; the job goes on\n")
+            return False
+        return True
 
     def clean(self) -> None:
         """Take away what only this attempt needed: signals, records, scripts, variables."""
@@ -125,9 +143,6 @@ class JobDirectory:
                 continue
             return base + suffix
         raise GangrunError(f"{base} has been used a thousand times")
-
-    def _publish(self) -> None:
-        write_atomic(os.path.join(self.path, protocol.STATUS_NAME), json.dumps(self._status, indent=1).encode() + b"\n")
 
     def _remove(self, name: str) -> None:
         _quietly(os.unlink, os.path.join(self.path, name))

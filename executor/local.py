@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from executor import environment, protocol
 from executor.loop import Arrival, Loop
+from executor.output import tell
 from executor.process import adopt_orphans, end_descendants, end_with_parent, exit_code, reap, spawn
 from executor.protocol import GangrunError, UsageError
 
@@ -79,7 +80,7 @@ class Local:
         text = self._pipes[pipe] + chunk
         end = text.rfind(b"\n") + 1 if chunk else len(text)
         self._pipes[pipe] = text[end:]
-        _write_all(text[:end])
+        tell(1, text[:end])
         if not chunk:
             self._loop.forget(pipe)
             os.close(pipe)
@@ -101,11 +102,7 @@ class Local:
         _kill_group(pid, signal.SIGKILL)
         self._code = max(self._code, code)
         if code:
-            os.write(
-                2,
-                b"local: error: %s: task %d: Exited with exit code %d\n"
-                % (protocol.local_address(rank).encode(), rank, code),
-            )
+            tell(2, f"local: error: {protocol.local_address(rank)}: task {rank}: Exited with exit code {code}\n")
             if self._kill_on_bad_exit:
                 self._end_all()
         self._stop_if_over()
@@ -144,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return Local(*parse(sys.argv[1:] if argv is None else argv)).run()
     except GangrunError as error:
-        os.write(2, (f"local: {error}\n").encode())
+        tell(2, f"local: {error}\n")
         return error.exit_code
 
 
@@ -157,11 +154,6 @@ def _kill_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
         pass
-
-
-def _write_all(data: bytes) -> None:
-    while data:
-        data = data[os.write(1, data) :]
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+ARRIVAL_BYTES = 16
 WATCHED: frozenset[int] = frozenset((*FORWARDED, signal.SIGCHLD))
 
 
@@ -62,8 +63,11 @@ class Loop:
     def take_signals(self) -> None:
         """Block the signals of WATCHED and start taking them. Call once, before anything is started."""
         read_end, write_end = os.pipe()
-        signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-        _thread.start_new_thread(_collect, (write_end,))
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a daemon that ignores it would hide our children's ends
+        # A blocked signal arrives even if it is ignored: nohup(1) means that HUP is not for us.
+        wanted = frozenset(number for number in WATCHED if signal.getsignal(number) != signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+        _thread.start_new_thread(_collect, (write_end, wanted))
         self.watch(read_end, lambda: self._deliver(read_end))
 
     def watch(self, fd: int, callback: Callable[[], None], events: int = select.POLLIN) -> None:
@@ -121,12 +125,12 @@ class Loop:
         return max(0, int(wait_s * 1000) + 1)
 
     def _deliver(self, fd: int) -> None:
-        for line in os.read(fd, 65536).decode().splitlines():
-            number, sender = line.split()
-            self.on_signal(Arrival(int(number), int(sender)))
+        """One arrival a call: a callback may raise, and the next must not be lost with it."""
+        number, sender = os.read(fd, ARRIVAL_BYTES).split()
+        self.on_signal(Arrival(int(number), int(sender)))
 
 
-def _collect(write_end: int) -> None:
+def _collect(write_end: int, wanted: frozenset[int]) -> None:
     while True:
-        info = signal.sigwaitinfo(WATCHED)
-        os.write(write_end, b"%d %d\n" % (info.si_signo, info.si_pid))
+        info = signal.sigwaitinfo(wanted)
+        os.write(write_end, (b"%d %d" % (info.si_signo, info.si_pid)).ljust(ARRIVAL_BYTES))

@@ -12,12 +12,13 @@ from executor.gang import Gang, Leave, Patience, say
 from executor.identity import Identity
 from executor.loop import Arrival, Loop, Timer
 from executor.options import Options
-from executor.output import Framer, Log, Stream
+from executor.output import PIPE_BYTES, Framer, Log, Stream
 from executor.process import Script, adopt_orphans, end_descendants, exit_code, reap
-from executor.shared import Signal, Watch, read_text
+from executor.shared import SignalFile, Watch, read_text
 
 TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any, Callable
 
 
@@ -52,6 +53,7 @@ class Member:
         self._stream = Stream()
         self._framer = Framer(b"")
         self._hold: Timer | None = None
+        self._ear: Timer | None = None
         self._adopts = False
         self._is_in_barrier = False
         self.is_stopping = False
@@ -64,7 +66,7 @@ class Member:
 
     # --- waiting
 
-    def wait_for_go(self, setup_done: Signal) -> None:
+    def wait_for_go(self, setup_done: SignalFile) -> None:
         """Until setup has ended well. Raises Leave if it has not, or if nobody is left to say so."""
         patience, driver = Patience(), Watch(self._options.liveness_timeout_s)
 
@@ -155,9 +157,9 @@ class Member:
             self._me.rank, self._me.node_index, self._options.cluster_num_nodes, self._options.is_setup
         )
         self._log = Log(os.path.join(self._options.log_dir, log_name), lambda text: say(self._me, text))
-        watch = self._loop.every(ORDER_FIRST_S, ORDER_LONGEST_S, self._obey)
+        self._ear = self._loop.every(ORDER_FIRST_S, ORDER_LONGEST_S, self._obey)
         code: int = self._loop.run()
-        self._loop.cancel(watch)
+        self._loop.cancel(self._ear)
         self._drain()
         self._gang.end(self._verdict(code), code)
         return code
@@ -167,8 +169,9 @@ class Member:
         if self._script is not None and not self._adopts:
             self._script.send(signal.SIGKILL)
         end_descendants()
-        if self._script is not None:
+        if self._script is not None and self._log is not None:
             self._drain()
+            self._log.close()
 
     def _verdict(self, code: int) -> str:
         if self.is_stopping:
@@ -229,19 +232,29 @@ class Member:
         """What is in the pipe at the end. Bounded: a child that goes on printing does not keep us."""
         assert self._script is not None
         deadline = time.monotonic() + DRAIN_S
-        while time.monotonic() < deadline:
-            if self._stream.is_backed_up:
+        for chunk in self._left_in_pipe():
+            while self._stream.is_backed_up and time.monotonic() < deadline:
                 select.select([], [self._stream.fd], [], DRAIN_S)
-                self._on_room()
-                continue
+                self._stream.push()
+            if self._stream.is_backed_up:  # nobody reads it any more; the log has it all
+                assert self._log is not None
+                self._log.write(chunk)
+            else:
+                self._give_out(chunk)
+        self._stream.write(self._framer.flush())
+
+    def _left_in_pipe(self) -> Iterator[bytes]:
+        assert self._script is not None
+        left = PIPE_BYTES + READ_BYTES
+        while left > 0:
             try:
                 chunk = os.read(self._script.pipe, READ_BYTES)
             except BlockingIOError:
-                break
+                return
             if not chunk:
-                break
-            self._give_out(chunk)
-        self._stream.write(self._framer.flush())
+                return
+            left -= len(chunk)
+            yield chunk
 
     # --- signals and orders
 
@@ -272,7 +285,12 @@ class Member:
         return self._options.proctrack == protocol.PROCTRACK_LINUXPROC and arrival.sender == os.getppid()
 
     def _obey(self) -> None:
-        said = self._gang.order()
+        try:
+            said = self._gang.order()
+        except OSError as error:
+            say(self._me, f"the shared file system fails ({error}); the others will not be heard")
+            self._loop.cancel(self._ear)
+            return
         if said is not None and said[0] != protocol.GANG_DONE:
             self._stop(signal.SIGTERM, was_delivered=False)
 

@@ -142,8 +142,9 @@ def _seconds(raw: dict[str, str], flag: str) -> float:
         seconds = float(raw[flag])
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise UsageError(f"{flag}={raw[flag]!r} is not a number of seconds (0 or more)")
+    if not 0 <= seconds < float("inf") or (seconds == 0 and flag != "--grace-s"):
+        allowed = "0 or more" if flag == "--grace-s" else "above 0"
+        raise UsageError(f"{flag}={raw[flag]!r} is not a number of seconds ({allowed})")
     return seconds
 
 

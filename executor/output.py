@@ -152,8 +152,15 @@ class Log:
         self._lost_bytes += len(data)  # until it is written
         self._try(lambda: self._write_all(data))
 
+    def close(self) -> None:
+        """On NFS a full disk may be told only now."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            self._try(lambda: os.close(fd))
+
     def _open(self) -> None:
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        self.close()
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def _write_all(self, data: bytes) -> None:
@@ -177,8 +184,8 @@ class Log:
         try:
             action()
         except OSError as error:
-            if error.errno in (errno.ESTALE, errno.EBADF):
-                self._fd = None
+            if error.errno == errno.ESTALE:
+                self.close()
             if not self._was_told:
                 self._was_told = True
                 self._report(f"cannot write the log {self.path}: {error.strerror}; the job goes on")
@@ -192,3 +199,17 @@ def enlarge(pipe: int) -> None:
         fcntl.fcntl(pipe, F_SETPIPE_SZ, PIPE_BYTES)
     except OSError:
         pass  # over the user's limit for pipes: only slower
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """All of it. Raises OSError."""
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def tell(fd: int, text: str | bytes) -> None:
+    """Words for a person, if somebody listens: a closed pipe or a full disk is no reason to end a job."""
+    try:
+        write_all(fd, text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape"))
+    except OSError:
+        pass

@@ -7,7 +7,7 @@ import signal
 import time
 
 from executor import protocol
-from executor.output import enlarge
+from executor.output import enlarge, write_all
 from executor.protocol import GangrunError, UsageError
 from executor.shared import read_bytes
 
@@ -39,6 +39,7 @@ PRELUDE = b" ".join(
     )
 )
 NO_MORE = 0
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def exit_code(wait_status: int) -> int:
@@ -81,14 +82,32 @@ def spawn(argv: list[str], environ: Mapping[str, str], stdout: int | None = None
     """Start a program in a session of its own, with no input and no signal blocked; returns its pid."""
     actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]  # type: ignore[list-item]
     actions += [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in ((1, stdout), (2, stderr)) if fd is not None]
-    ignored_by_python = [signal.SIGPIPE, signal.SIGXFSZ]
     variables = {_bytes(name): _bytes(value) for name, value in environ.items()}
+    how = {"file_actions": actions, "setsid": True, "setsigmask": [], "setsigdef": IGNORED_BY_PYTHON}
     try:
-        return os.posix_spawnp(
-            argv[0], argv, variables, file_actions=actions, setsid=True, setsigmask=[], setsigdef=ignored_by_python
-        )
+        return os.posix_spawnp(argv[0], argv, variables, **how)  # type: ignore[arg-type]
+    except NotImplementedError:  # a Python built against an old glibc, as conda's is
+        return _fork(argv, variables, stdout, stderr)
     except OSError as error:
         raise GangrunError(f"cannot start {argv[0]}: {error.strerror}") from error
+
+
+def _fork(argv: list[str], variables: Mapping[bytes, bytes], stdout: int | None, stderr: int | None) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        for number in IGNORED_BY_PYTHON:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        for fd, target in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout, 1), (stderr, 2)):
+            if fd is not None:
+                os.dup2(fd, target)
+        os.execvpe(argv[0], argv, variables)
+    except OSError as error:
+        os.write(2, f"gangrun: cannot start {argv[0]}: {error.strerror}\n".encode())
+    os._exit(protocol.EXIT_INFRASTRUCTURE)
 
 
 def _bytes(text: str) -> bytes:
@@ -105,8 +124,8 @@ class Script:
     def __init__(self, text: bytes, environ: dict[str, str]) -> None:
         options, body = prepared(text)
         # The script lives in memory: no file to leave behind, no full disk, nothing to edit under bash's feet.
-        self._memory = os.memfd_create("script")
-        _write_all(self._memory, body)
+        self._memory = _memory_file()
+        write_all(self._memory, body)
         self.pipe, write_end = os.pipe()
         os.set_blocking(self.pipe, False)
         enlarge(self.pipe)
@@ -192,6 +211,13 @@ def _children() -> list[int]:
         return []
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
+def _memory_file() -> int:
+    """A file without a name: in memory, or where a Python built against an old glibc cannot have that, in tmpfs."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("script")
+    for directory in ("/dev/shm", "/tmp"):
+        try:
+            return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            continue
+    raise GangrunError("no place for the script: neither memfd_create(2) nor O_TMPFILE works here")

@@ -16,7 +16,6 @@ SLURM_JOB_NUM_NODES = "SLURM_JOB_NUM_NODES"
 SLURM_PROCID = "SLURM_PROCID"
 SLURM_STEP_ID = "SLURM_STEP_ID"
 SLURM_STEP_NODELIST = "SLURM_STEP_NODELIST"
-SLURM_STEP_NUM_NODES = "SLURM_STEP_NUM_NODES"
 SLURM_STEP_NUM_TASKS = "SLURM_STEP_NUM_TASKS"
 SLURM_NNODES = "SLURM_NNODES"
 SLURM_NODELIST = "SLURM_NODELIST"
@@ -36,7 +35,6 @@ ENV_SETUP_NODE_RANK = "SKYPILOT_SETUP_NODE_RANK"
 ENV_SETUP_NODE_IPS = "SKYPILOT_SETUP_NODE_IPS"
 ENV_SETUP_NUM_GPUS_PER_NODE = "SKYPILOT_SETUP_NUM_GPUS_PER_NODE"
 ENV_INTERNAL_JOB_ID = "SKYPILOT_INTERNAL_JOB_ID"
-ENV_TASK_ID = "SKYPILOT_TASK_ID"
 ENV_ATTEMPT = "GANGRUN_ATTEMPT"
 RUN_VARIABLES = (ENV_NODE_RANK, ENV_NODE_IPS, ENV_NUM_GPUS_PER_NODE, ENV_ATTEMPT)
 SETUP_VARIABLES = (ENV_SETUP_NODE_RANK, ENV_SETUP_NODE_IPS, ENV_SETUP_NUM_GPUS_PER_NODE, ENV_ATTEMPT)
@@ -124,6 +122,20 @@ class UsageError(GangrunError):
     exit_code = EXIT_USAGE
 
 
+def variable_problem(name: object, value: object) -> str | None:
+    """Why a script cannot have this variable, as what it is and what to use; None if it can. Never shows the value."""
+    if not (isinstance(name, str) and name.isascii() and name.isidentifier()):
+        return " is not allowed: use a name of letters, digits and _, not starting with a digit"
+    if not isinstance(value, (str, int, float)):
+        return f"={type(value).__name__!r}: use a string or a number"
+    if "\0" in str(value):
+        return "='a NUL byte': use text without NUL, which no environment can carry"
+    size = len(f"{name}={value}".encode("utf-8", "surrogateescape"))
+    if size > LONGEST_ENV_BYTES:
+        return f"='{size} bytes': use at most {LONGEST_ENV_BYTES} bytes, name included, the kernel's limit"
+    return None
+
+
 class Launch:
     """The names inside the directory that one attempt of one launch shares."""
 
@@ -133,6 +145,7 @@ class Launch:
         self.setup_done = directory + "/setup_done"
         self.gang = directory + "/gang"
         self.heartbeat = directory + "/heartbeat"
+        self.addresses = directory + "/addresses.json"
         self.run_script = directory + "/run.sh"
         self.setup_script = directory + "/setup.sh"
         self.run_env = directory + "/run.env.json"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
-class Signal:
+class SignalFile:
     """A file that says one thing once. It has not fired while it is absent or armed."""
 
     def __init__(self, path: str) -> None:
@@ -59,7 +59,7 @@ def write_record(path: str, record: Record) -> None:
 
 
 def read_record(path: str) -> Record | None:
-    """The record, or None while there is none or it is being written. Raises OSError as `Signal.read` does."""
+    """The record, or None while there is none or it is being written. Raises OSError as `SignalFile.read` does."""
     text = read_text(path)
     if not text or not text.endswith("\n"):
         return None
@@ -81,7 +81,7 @@ def write_in_place(path: str, content: bytes) -> None:
 
 
 def read_text(path: str) -> str | None:
-    """What a signal or record says, or None where there is none. Raises OSError as `Signal.read` does."""
+    """What a signal or record says, or None where there is none. Raises OSError as `SignalFile.read` does."""
     try:
         return read_bytes(path).decode("utf-8", "replace")
     except OSError as error:
@@ -98,6 +98,15 @@ def read_bytes(path: str) -> bytes:
         while not chunks or chunks[-1]:
             chunks.append(os.read(fd, 1 << 20))
         return b"".join(chunks)
+    finally:
+        os.close(fd)
+
+
+def append(path: str, lines: bytes) -> None:
+    """One write(2) at the end of a file, so that two writers' lines stay whole."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, lines)
     finally:
         os.close(fd)
 
@@ -131,7 +140,7 @@ def _remove(path: str) -> None:
 
 
 def _padded(text: str, size: int) -> bytes:
-    return text.encode("utf-8").ljust(size - 1) + b"\n"
+    return text.encode("utf-8", "backslashreplace").ljust(size - 1) + b"\n"
 
 
 class Watch:
@@ -140,10 +149,14 @@ class Watch:
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
         self._last: object = None
-        self._changed = time.monotonic()
+        self._changed = self._looked = time.monotonic()
 
     def is_silent(self, counter: object) -> bool:
         now = time.monotonic()
+        gap_s = now - self._looked
+        if gap_s > self.limit_s / 2:
+            self._changed += gap_s  # we were suspended, or the file system hung: so were the peers
+        self._looked = now
         if counter != self._last:
             self._last, self._changed = counter, now
         return now - self._changed > self.limit_s

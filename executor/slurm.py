@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
 from executor import environment, identity, protocol
 from executor.gang import Gang, Leave, say
+from executor.loop import WATCHED
 from executor.member import Member
 from executor.options import USAGE, Options, parse
 from executor.process import end_with_parent
 from executor.protocol import GangrunError, UsageError
-from executor.shared import Signal, read_bytes, write_record
+from executor.shared import SignalFile, read_bytes, read_text, write_record
 
 TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
 if TYPE_CHECKING:
@@ -53,16 +55,20 @@ def run(options: Options) -> int:
     _live_with_local_launcher()
     script = options.script_text()
     job_variables = _job_variables(options)
-    me = identity.resolve(dict(os.environ), options.cluster_ips)
+    lookup = _lookup(options)
+    me = identity.resolve(dict(os.environ), options.cluster_ips, lookup)
     if me.warning:
         say(me, me.warning)
     gang = _join(options, me)
     member = Member(options, me, gang)
     try:
         _fire_alloc(options, me, gang)
-        variables = job_variables, _identity_variables(options, me, _node_ips(options, me, member), job_variables)
+        variables = (
+            job_variables,
+            _identity_variables(options, me, _node_ips(options, me, member, lookup), job_variables),
+        )
         if options.setup_done_signal_file:
-            member.wait_for_go(Signal(options.setup_done_signal_file))
+            member.wait_for_go(SignalFile(options.setup_done_signal_file))
         _enter_workdir(options)
         environ = environment.for_script(os.environ, variables)
         code = member.run_script(script, environ)
@@ -74,12 +80,21 @@ def run(options: Options) -> int:
             say(me, leave.reason)  # the driver has told the rest itself
         gang.end(leave.state, leave.code, leave.reason)
         code = leave.code
-    except UsageError as error:
+    except (GangrunError, OSError) as error:
+        code = getattr(error, "exit_code", protocol.EXIT_INFRASTRUCTURE)
         say(me, str(error))
-        gang.end(protocol.RANK_BROKEN, error.exit_code, str(error))
-        code = error.exit_code
-    member.end_what_is_left()
+        gang.end(protocol.RANK_BROKEN, code, str(error))
+    finally:
+        member.end_what_is_left()
     return code
+
+
+def _lookup(options: Options) -> identity.Resolver:
+    """Names to addresses. The driver has looked them up once: a thousand ranks with a thousand names are a storm."""
+    known: dict[str, str] = {}
+    if options.launch_dir:
+        known = json.loads(read_text(protocol.Launch(options.launch_dir).addresses) or "{}")
+    return lambda name: known.get(name) or identity.address_of(name)
 
 
 def _live_with_local_launcher() -> None:
@@ -90,9 +105,9 @@ def _live_with_local_launcher() -> None:
 
 def _join(options: Options, me: identity.Identity) -> Gang:
     launch = _launch(options, me)
-    gang = Gang(me, launch, options.is_setup, options.liveness_timeout_s)
+    gang = Gang(me, launch, options)
     try:
-        gang.join(has_driver=options.launch_dir is not None)
+        gang.join()
     except OSError as error:
         if options.launch_dir:
             what = f"the driver's directory {options.launch_dir} cannot be written on {me.host}"
@@ -101,7 +116,7 @@ def _join(options: Options, me: identity.Identity) -> Gang:
             me,
             f"cannot write {launch and launch.directory} ({error.strerror}): the ranks will not wait for each other",
         )
-        gang = Gang(me, None, options.is_setup, options.liveness_timeout_s)
+        gang = Gang(me, None, options)
     return gang
 
 
@@ -131,7 +146,7 @@ def _fire_alloc(options: Options, me: identity.Identity, gang: Gang) -> None:
     nodes = os.environ.get(protocol.SLURM_STEP_NODELIST, ",".join(me.hosts))
     detail = {"nodes": nodes, "step": gang.record["step"], "attempt": _attempt()}
     try:
-        Signal(options.alloc_signal_file).fire(protocol.GO, json.dumps(detail))
+        SignalFile(options.alloc_signal_file).fire(protocol.GO, json.dumps(detail))
     except OSError as error:
         raise UsageError(f"--alloc-signal-file={options.alloc_signal_file}: {error.strerror}") from error
 
@@ -168,10 +183,10 @@ def _identity_variables(
     return {**dict(zip(protocol.RUN_VARIABLES, values)), protocol.ENV_NUM_NODES: str(me.num_ranks)}
 
 
-def _node_ips(options: Options, me: identity.Identity, member: Member) -> list[str]:
+def _node_ips(options: Options, me: identity.Identity, member: Member, lookup: identity.Resolver) -> list[str]:
     if me.ranks_are_shuffled and member.can_gather:
         return member.gather_addresses()
-    return identity.node_ips(me, options.cluster_ips, me.hosts)
+    return identity.node_ips(me, options.cluster_ips, me.hosts, lookup)
 
 
 def _attempt() -> str:
@@ -213,6 +228,7 @@ def _leave_word(options: Options | None, reason: str, code: int) -> None:
 
 
 def run_as_program() -> NoReturn:
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # what comes before the loop runs is kept for it
     exit_code = main()
     sys.stdout.flush()
     os._exit(exit_code)  # nothing left to tidy up; the interpreter's own farewell costs milliseconds

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from executor import protocol, slurm_commands
 from executor.loop import Loop
+from executor.output import tell
 from executor.process import exit_code, reap, spawn
 from executor.verdict import SRUN_KILLED
 
@@ -25,8 +26,9 @@ KILL_PATIENCE_S = 10.0
 STRAGGLERS_S = 5.0
 # The driver's summary says these better.
 NOISE = re.compile(
-    rb"tasks? \S+: (Exited with exit code|Terminated|Killed|running)|step creation (temporarily|still) disabled"
-    rb"|Step created for|launch/slurm|Force Terminated|\*\*\* STEP \S+ ON \S+ CANCELLED AT"
+    rb"^(?:srun|slurmstepd\S*|local): .*(?:tasks? \S+: (?:Exited with exit code|Terminated|Killed|running)"
+    rb"|step creation (?:temporarily|still) disabled|Step created for|launch/slurm|Force Terminated"
+    rb"|\*\*\* STEP \S+ ON \S+ CANCELLED AT)"
 )
 
 
@@ -72,8 +74,9 @@ class Step:
 
     def find_id(self) -> str | None:
         """JOB.STEP, from the driver's allocation file or from a rank's record; None while no rank has begun."""
-        told = (str(record["step"]) for record in self.records() if record and record.get("step"))
-        self.id = self.id or next(told, None)
+        if self.id is None:
+            told = (str(record["step"]) for record in self.records() if record and record.get("step"))
+            self.id = next(told, None)
         return self.id
 
     def on_end(self, status: int) -> None:
@@ -85,12 +88,12 @@ class Step:
 
     def terminate(self) -> None:
         """TERM to srun: a waiting request is taken back, a running step is killed at once."""
-        self._send(signal.SIGTERM)
+        self.send(signal.SIGTERM)
 
     def kill(self) -> None:
-        self._send(signal.SIGKILL)
+        self.send(signal.SIGKILL)
 
-    def _send(self, number: int) -> None:
+    def send(self, number: int) -> None:
         try:
             os.kill(self.pid, number)
         except ProcessLookupError:
@@ -108,7 +111,7 @@ class Step:
         self._unfinished = lines.pop()
         shown = [line + b"\n" for line in lines if not NOISE.search(line)]
         if shown:
-            os.write(2, b"".join(shown))
+            tell(2, b"".join(shown))
 
 
 class Steps:
@@ -144,6 +147,11 @@ class Steps:
         while step.is_running and time.monotonic() < deadline:
             self.run_loop_for(POLL_LONGEST_S)
         return not step.is_running
+
+    def pass_on(self, number: int, step: Step | None) -> None:
+        """srun hands USR1 and USR2 to all its tasks."""
+        if step is not None and step.is_running and step.id is not None:
+            step.send(number)
 
     def run_loop_for(self, seconds: float) -> None:
         """Let things happen for so long, or until a step has ended."""

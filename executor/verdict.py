@@ -28,8 +28,8 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
-def judge(records: Sequence[Record | None], srun_code: int, srun_words: str, was_cancelled: bool) -> Verdict:
-    """srun's own code is only a hint: with --kill-on-bad-exit it is never the failing rank's."""
+def judge(records: Sequence[Record | None], srun_words: str, was_cancelled: bool) -> Verdict:
+    """srun's own code is no evidence: with --kill-on-bad-exit it is never the failing rank's (measured)."""
     failed = _ranks(records, protocol.RANK_FAILED, protocol.RANK_BROKEN)
     codes = [rank_code(record, was_stopped=bool(failed) or was_cancelled) for record in records]
     if failed:

@@ -28,7 +28,8 @@ def cli() -> None:
     show_default=True,
     help="Seconds from TERM to KILL.",
 )
-def run(task_file: str, envs: tuple[str, ...], log_dir: str | None, grace_s: float) -> NoReturn:
+@click.option("--local", "is_local", is_flag=True, help="Use process groups on this machine, even where Slurm is.")
+def run(task_file: str, envs: tuple[str, ...], log_dir: str | None, grace_s: float, is_local: bool) -> NoReturn:
     """Run a task now, on the nodes of this allocation.
 
     Streams its output and exits with its code. Without Slurm on this machine the nodes are process groups here.
@@ -38,7 +39,7 @@ def run(task_file: str, envs: tuple[str, ...], log_dir: str | None, grace_s: flo
     from gangrun import here
     from gangrun.task import Task
 
-    here.run(Task.from_file(task_file, _assignments(envs)), log_dir, grace_s)
+    here.run(Task.from_file(task_file, _assignments(envs)), log_dir, grace_s, is_local)
 
 
 def _assignments(envs: tuple[str, ...]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -22,21 +23,23 @@ class Place(NamedTuple):
     cluster_ips: tuple[str, ...] = ()  # none: the allocation's own, found by the driver
 
     @classmethod
-    def find(cls, num_nodes: int) -> Place:
+    def find(cls, num_nodes: int, is_local: bool) -> Place:
         """Raises SpecError where there is Slurm but no allocation: a login node is no place for a job."""
         job_id, nodes = os.environ.get(protocol.SLURM_JOB_ID), os.environ.get(protocol.SLURM_JOB_NUM_NODES, "1")
-        if job_id and shutil.which("srun"):
+        has_slurm = not is_local and shutil.which("srun") is not None
+        if job_id and has_slurm:
             if nodes.isdigit() and num_nodes > int(nodes):
                 raise SpecError("num_nodes=%d: this allocation (job %s) has %s" % (num_nodes, job_id, nodes))
             return cls(job_id, "srun")
-        if shutil.which("srun"):
-            raise SpecError(f"Slurm is here, but {protocol.SLURM_JOB_ID} is not set: run this inside salloc or sbatch")
+        if has_slurm:
+            ways = "run this inside salloc or sbatch, or with --local"
+            raise SpecError(f"Slurm is here, but {protocol.SLURM_JOB_ID} is not set: {ways}")
         return cls(LOCAL_JOB, "local", tuple(protocol.local_address(index) for index in range(num_nodes)))
 
 
-def run(task: Task, log_dir: str | None, grace_s: float) -> NoReturn:
+def run(task: Task, log_dir: str | None, grace_s: float, is_local: bool) -> NoReturn:
     """Become the driver of this task; the process ends with the job's exit code. Raises SpecError."""
-    place = Place.find(task.num_nodes)
+    place = Place.find(task.num_nodes, is_local)
     workdir = _workdir(task)
     directory = _new_directory(place)
     job = Job(
@@ -59,8 +62,10 @@ def run(task: Task, log_dir: str | None, grace_s: float) -> NoReturn:
     )
     driver = Bundle(job, render_driver(job)).write(directory)
     if place.launcher == "local":
+        why = "you said --local" if is_local else "no srun here"
         nodes = f"{task.num_nodes} node(s) as process groups on this machine"
-        print(f"gangrun: no srun here, so the embedded local launcher runs {nodes}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # nobody listens: no reason not to run
+            print(f"gangrun: {why}, so the embedded local launcher runs {nodes}", file=sys.stderr, flush=True)
     os.execv(sys.executable, [sys.executable, driver])
 
 

@@ -114,6 +114,8 @@ class Bench:
         options = ["--nodes=%d" % nodes, "--ntasks-per-node=1", "--cpus-per-task=%d" % resources.cpus]
         options += ["--output={}/job-%j.out".format(str(self.directory).replace("%", "%%")), *shlex.split(sbatch)]
         options += ["--gpus-per-node=%d" % resources.gpus] if resources.gpus and "gpus" not in sbatch else []
+        first = ",".join(self.cluster.nodes[:nodes])  # always the same ones: tests name them
+        options += [] if "--nodelist" in sbatch else ["--nodelist=" + first]
         return self.cluster.sbatch(f"#!/bin/bash\n{body}\n", *options, cwd=self.directory, env=self.environ)
 
     def run_batch(self, body: str, nodes: int = 3, sbatch: str = "", timeout_s: float = 60) -> Outcome:

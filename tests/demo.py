@@ -18,9 +18,8 @@ def main() -> int:
     reason = preflight.missing()
     if reason:
         print(f"demo: no real Slurm here ({reason}); the embedded local launcher stands in for it\n", flush=True)
-        path = ":".join(p for p in os.environ["PATH"].split(":") if not os.path.exists(os.path.join(p, "srun")))
-        argv = [sys.executable, "-m", "gangrun", "run", TASK]
-        return subprocess.call(argv, cwd=CHECKOUT, env={**os.environ, "PATH": path})
+        return subprocess.call([sys.executable, "-m", "gangrun", "run", "--local", TASK], cwd=CHECKOUT)
+
     with tempfile.TemporaryDirectory(prefix="gangrun-demo-", dir="/tmp") as folder:
         begun = time.monotonic()
         with Cluster.boot(Path(folder) / "slurm", nodes=3, name="demo") as cluster:

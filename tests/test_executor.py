@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.shared import Signal
+from executor.shared import SignalFile
 from tests.bench import eventually
 from tests.solo import Solo
 
@@ -170,7 +170,7 @@ def test_a_program_that_ignores_term_is_killed_after_its_grace(solo: Solo) -> No
 
 
 def test_a_signal_before_the_script_ends_the_wait(solo: Solo) -> None:
-    armed = Signal(str(solo.directory / "setup_done"))
+    armed = SignalFile(str(solo.directory / "setup_done"))
     armed.arm()
     process = solo.start("touch started", "--setup-done-signal-file=" + armed.path)
     time.sleep(0.5)
@@ -181,7 +181,7 @@ def test_a_signal_before_the_script_ends_the_wait(solo: Solo) -> None:
 
 @pytest.mark.parametrize("fire", ["go", "touch"])
 def test_the_script_waits_until_setup_is_done(solo: Solo, fire: str) -> None:
-    done = Signal(str(solo.directory / "setup_done"))
+    done = SignalFile(str(solo.directory / "setup_done"))
     if fire == "go":
         done.arm()
     process = solo.start("touch started", "--setup-done-signal-file=" + done.path)
@@ -196,7 +196,7 @@ def test_the_script_waits_until_setup_is_done(solo: Solo, fire: str) -> None:
 
 
 def test_a_setup_that_failed_ends_the_wait_with_its_reason(solo: Solo) -> None:
-    done = Signal(str(solo.directory / "setup_done"))
+    done = SignalFile(str(solo.directory / "setup_done"))
     done.fire("abort", "setup failed: rank 1 has no disk")
     result = solo.run("touch started", "--setup-done-signal-file=" + done.path)
     assert result.returncode == 143 and b"rank 1 has no disk" in result.stderr
@@ -218,7 +218,7 @@ def test_a_driver_that_fell_silent_ends_the_wait(solo: Solo) -> None:
 
 
 def test_rank_0_tells_the_steps_nodes_when_it_has_started(solo: Solo) -> None:
-    alloc = Signal(str(solo.directory / "alloc"))
+    alloc = SignalFile(str(solo.directory / "alloc"))
     alloc.arm()
     solo.run("true", "--alloc-signal-file=" + alloc.path)
     said = alloc.read()

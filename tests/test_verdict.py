@@ -38,9 +38,8 @@ def running(number: int) -> dict[str, Any]:
 # --- success
 
 
-@pytest.mark.parametrize("srun_code", [0, 1, 143])
-def test_a_gang_whose_ranks_are_all_done_succeeded_whatever_srun_says(srun_code: int) -> None:
-    verdict = judge([done(0), done(1)], srun_code, QUIET, was_cancelled=False)
+def test_a_gang_whose_ranks_are_all_done_succeeded() -> None:
+    verdict = judge([done(0), done(1)], QUIET, was_cancelled=False)
     assert (verdict.state, verdict.exit_code, verdict.codes, verdict.first_failed) == ("SUCCEEDED", 0, [0, 0], None)
 
 
@@ -48,42 +47,42 @@ def test_a_gang_whose_ranks_are_all_done_succeeded_whatever_srun_says(srun_code:
 
 
 def test_the_earliest_failure_is_the_headline_and_gives_its_code() -> None:
-    verdict = judge([stopped(0), failed(1, 7, at=5.0), failed(2, 3, at=4.9)], 143, QUIET, was_cancelled=False)
+    verdict = judge([stopped(0), failed(1, 7, at=5.0), failed(2, 3, at=4.9)], QUIET, was_cancelled=False)
     assert (verdict.state, verdict.exit_code, verdict.codes) == ("FAILED", 3, [143, 7, 3])
     assert (verdict.first_failed, verdict.reason) == (2, "rank 2 on worker2 failed first (exit code 3)")
 
 
 def test_a_failure_stands_though_peers_succeeded_h4() -> None:
-    verdict = judge([done(0), failed(1, 1, at=1.0), done(2)], 1, QUIET, was_cancelled=False)
+    verdict = judge([done(0), failed(1, 1, at=1.0), done(2)], QUIET, was_cancelled=False)
     assert (verdict.state, verdict.exit_code, verdict.codes) == ("FAILED", 1, [0, 1, 0])
 
 
 def test_a_failure_that_came_before_a_cancel_stands() -> None:
-    verdict = judge([stopped(0), failed(1, 7, at=1.0)], 0, "srun: CANCELLED AT 12:00", was_cancelled=True)
+    verdict = judge([stopped(0), failed(1, 7, at=1.0)], "srun: CANCELLED AT 12:00", was_cancelled=True)
     assert (verdict.state, verdict.exit_code, verdict.first_failed) == ("FAILED", 7, 1)
 
 
 def test_a_rank_killed_without_a_word_failed_h4() -> None:
-    verdict = judge([stopped(0), running(1), stopped(2)], 137, QUIET, was_cancelled=False)
+    verdict = judge([stopped(0), running(1), stopped(2)], QUIET, was_cancelled=False)
     assert (verdict.state, verdict.exit_code, verdict.codes[1], verdict.first_failed) == ("FAILED", 137, 137, 1)
     assert "rank 1 on worker1 was killed before it could say why" in verdict.reason
 
 
 def test_a_rank_that_could_not_run_the_script_is_the_launchers_failure_h12() -> None:
     broken = rank(1, protocol.RANK_BROKEN, 125, 1.0, why="work directory /w: No such file or directory")
-    verdict = judge([stopped(0), broken], 125, QUIET, was_cancelled=False)
+    verdict = judge([stopped(0), broken], QUIET, was_cancelled=False)
     assert (verdict.state, verdict.exit_code, verdict.first_failed) == ("FAILED_DRIVER", 125, 1)
     assert verdict.reason == "rank 1 on worker1 could not run the script: work directory /w: No such file or directory"
 
 
 def test_a_rank_that_left_no_record_at_all_is_named_by_its_number() -> None:
-    verdict = judge([done(0), None], 137, QUIET, was_cancelled=False)
+    verdict = judge([done(0), None], QUIET, was_cancelled=False)
     assert verdict.state == "FAILED" and "rank 1 on" in verdict.reason
 
 
 @pytest.mark.parametrize("words", ["srun: error: Node failure on n3", "srun: error: *** STEP 7.0 DUE TO NODE FAILURE"])
 def test_a_node_that_died_is_no_failure_of_the_script_i7(words: str) -> None:
-    verdict = judge([stopped(0), running(1)], 143, "some line\n%s\nlast line\n" % words, was_cancelled=False)
+    verdict = judge([stopped(0), running(1)], "some line\n%s\nlast line\n" % words, was_cancelled=False)
     assert (verdict.state, verdict.exit_code, verdict.reason) == ("FAILED_DRIVER", 125, words)
 
 
@@ -93,7 +92,7 @@ def test_a_node_that_died_is_no_failure_of_the_script_i7(words: str) -> None:
 @pytest.mark.parametrize("codes", [(143, 143), (0, 0), (9, 143), (137, 137)])
 def test_a_cancelled_gang_is_cancelled_whatever_its_programs_return_l17(codes: tuple[int, int]) -> None:
     records = [stopped(number, code) for number, code in enumerate(codes)]
-    verdict = judge(records, 0, QUIET, was_cancelled=True)
+    verdict = judge(records, QUIET, was_cancelled=True)
     assert (verdict.state, verdict.exit_code, verdict.codes) == ("CANCELLED", 143, list(codes))
 
 
@@ -106,22 +105,22 @@ def test_a_cancelled_gang_is_cancelled_whatever_its_programs_return_l17(codes: t
     ],
 )
 def test_a_step_that_slurm_ended_is_cancelled_in_slurms_words(words: str) -> None:
-    verdict = judge([stopped(0), stopped(1)], 143, "before\n%s\n" % words, was_cancelled=False)
+    verdict = judge([stopped(0), stopped(1)], "before\n%s\n" % words, was_cancelled=False)
     assert (verdict.state, verdict.exit_code, verdict.reason) == ("CANCELLED", 143, words)
 
 
 def test_ranks_stopped_from_outside_without_a_word_are_cancelled() -> None:
-    verdict = judge([stopped(0), stopped(1)], 143, QUIET, was_cancelled=False)
+    verdict = judge([stopped(0), stopped(1)], QUIET, was_cancelled=False)
     assert (verdict.state, verdict.exit_code) == ("CANCELLED", 143) and verdict.reason
 
 
 def test_a_rank_that_had_not_begun_died_of_the_term_and_one_in_its_grace_of_the_kill() -> None:
     waiting, stopping = rank(1, protocol.RANK_WAITING), rank(2, protocol.RANK_STOPPING)
-    assert judge([failed(0, 7, at=1.0), waiting, stopping, None], 1, QUIET, False).codes == [7, 143, 137, 143]
+    assert judge([failed(0, 7, at=1.0), waiting, stopping, None], QUIET, False).codes == [7, 143, 137, 143]
 
 
 def test_one_open_rank_beside_a_done_one_is_no_success_when_cancelled_h5() -> None:
-    verdict = judge([done(0), rank(1, protocol.RANK_STOPPING)], 143, QUIET, was_cancelled=True)
+    verdict = judge([done(0), rank(1, protocol.RANK_STOPPING)], QUIET, was_cancelled=True)
     assert (verdict.state, verdict.codes) == ("CANCELLED", [0, 137])
 
 

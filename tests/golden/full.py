@@ -87,13 +87,13 @@ SETUP_SCRIPT = (
 )
 
 
-def body(job):
+def body(launch):
     """What happens, in this order; a step that fails ends the job."""
-    job.start_run(RUN_SRUN, RUN_SCRIPT, has_setup=True)
-    job.wait_for_allocation()
-    job.run_setup(SETUP_SRUN, SETUP_SCRIPT)
-    job.let_go()
-    job.wait_for_run()
+    launch.start_run(RUN_SRUN, RUN_SCRIPT, has_setup=True)
+    launch.wait_for_allocation()
+    launch.run_setup(SETUP_SRUN, SETUP_SCRIPT)
+    launch.let_go()
+    launch.wait_for_run()
 
 
 if __name__ == "__main__":

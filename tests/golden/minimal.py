@@ -60,12 +60,12 @@ RUN_SRUN = [
 RUN_SCRIPT = 'echo hello'
 
 
-def body(job):
+def body(launch):
     """What happens, in this order; a step that fails ends the job."""
-    job.start_run(RUN_SRUN, RUN_SCRIPT, has_setup=False)
-    job.wait_for_allocation()
-    job.let_go()
-    job.wait_for_run()
+    launch.start_run(RUN_SRUN, RUN_SCRIPT, has_setup=False)
+    launch.wait_for_allocation()
+    launch.let_go()
+    launch.wait_for_run()
 
 
 if __name__ == "__main__":
