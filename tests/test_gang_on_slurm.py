@@ -350,3 +350,12 @@ def no_scancel(directory: Path, path: str) -> str:
     (directory / "bin" / "scancel").write_text("#!/bin/sh\nexit 1\n")
     (directory / "bin" / "scancel").chmod(0o755)
     return f"{directory}/bin:{path}"
+
+
+def test_a_warning_signal_to_the_batch_script_reaches_every_program(bench: Bench) -> None:
+    trap = "trap 'touch warned-$SKYPILOT_NODE_RANK; exit 0' USR1; echo ready; while :; do sleep 0.1; done"
+    job = bench.submit(run=trap)
+    eventually(lambda: all(job.log(name) for name in ("0-head.log", "1-worker1.log", "2-worker2.log")))
+    bench.cluster.run("ctl", ["scancel", "--batch", "--signal=USR1", str(job.job_id)])
+    assert job.wait().code == 0
+    assert sorted(path.name for path in bench.directory.glob("warned-*")) == ["warned-0", "warned-1", "warned-2"]
