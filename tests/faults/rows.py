@@ -45,7 +45,7 @@ class Row:
         self.check_nothing_left(bench, marker)
 
     def check_nothing_left(self, bench: Bench, marker: str = "") -> None:
-        """Fails the test if a process with the marker, an attempt's directory or a secret is left after five seconds."""
+        """Fails the test if a process with the marker or an attempt's directory is left after five seconds."""
         if marker:
             eventually(lambda: not bench.left_behind(marker), 5, f"processes with {marker!r} are left")
         attempts = list((bench.directory / ".gangrun").glob("*/*/attempt-*"))
