@@ -12,7 +12,7 @@ import sys
 import tempfile
 from typing import Callable, NoReturn
 
-from benchmarks import gang, output, scale, setup_done, skypilot, start
+from benchmarks import barrier, gang, nodes, output, scale, setup_done, skypilot, start
 from benchmarks.place import Place, Session
 from benchmarks.report import Report
 from benchmarks.skypilot import PeerError
@@ -25,6 +25,8 @@ BENCHMARKS: dict[str, Callable[[Session], None]] = {
     "setup": setup_done.run,
     "scale": scale.run,
 }
+BY_NAME_ONLY: dict[str, Callable[[Session], None]] = {"barrier": barrier.run, "nodes": nodes.run}  # minutes
+NAMES = "of %s (default: all); or of %s" % (" ".join(BENCHMARKS), " ".join(BY_NAME_ONLY))
 MAKE_VENV = "skypilot-venv"
 # Short, because sockets lie below it, and seen by all nodes of the test bed.
 ROOT = "/tmp"
@@ -57,13 +59,14 @@ def _parse(words: list[str]) -> argparse.Namespace:
         description=__doc__,
         epilog="`python -m benchmarks %s DIR` installs the peer." % MAKE_VENV,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of %s (default: all)" % " ".join(BENCHMARKS))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=NAMES)
     parser.add_argument("--skypilot", metavar="PYTHON", help="a Python that has SkyPilot (or $%s)" % skypilot.VARIABLE)
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="measurements of each candidate (15)")
     arguments = parser.parse_args(words)
-    unknown = [name for name in arguments.names if name not in BENCHMARKS]
+    unknown = [name for name in arguments.names if name not in {**BENCHMARKS, **BY_NAME_ONLY}]
     if unknown:
-        parser.error("no benchmark %r; there are %s, and %s DIR" % (unknown[0], " ".join(BENCHMARKS), MAKE_VENV))
+        known = " ".join([*BENCHMARKS, *BY_NAME_ONLY])
+        parser.error("no benchmark %r; there are %s, and %s DIR" % (unknown[0], known, MAKE_VENV))
     if arguments.rounds < 1:
         parser.error("--rounds=%d: use 1 or more" % arguments.rounds)
     return arguments
@@ -82,7 +85,7 @@ def _run(names: list[str], rounds: int, peer: skypilot.SkyPilot | None) -> int:
         session = Session(report, place, rounds, peer)
         for name in dict.fromkeys(names):
             try:
-                BENCHMARKS[name](session)
+                {**BENCHMARKS, **BY_NAME_ONLY}[name](session)
             except (BedError, PeerError, OSError, RuntimeError) as error:
                 report.failed(name, str(error))
     report.summary()

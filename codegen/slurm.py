@@ -108,6 +108,7 @@ def render_sbatch(job: Job, driver: str, output: str, extra: Sequence[str] = ())
         "--output=" + output.replace("%", "%%"),
         "--open-mode=append",
     ]
+    options += ["--signal=B:" + job.warn_signal] if job.warn_signal else []
     options += ["--gpus-per-node=%d" % job.resources.gpus] if job.resources.gpus else []
     return render(
         "job.sbatch.j2",

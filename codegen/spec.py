@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +50,9 @@ class Job:
     `slurm_job_id` None and empty `cluster_ips` are filled in where the driver runs, from the allocation it finds
     itself in; given, the latter are the addresses or host names of all nodes of the cluster, head first. `grace_s` is
     the time from TERM to KILL. `secrets` are variables that are written to a 0600 file only. `launcher` is `srun`, or
-    `local` for a machine without Slurm. A `one_shot` driver removes itself, its archive and its secrets at the end.
+    `local` for a machine without Slurm. `warn_signal` (`USR1@120`) reaches every program that many seconds before the
+    time limit of a job submitted with `render_sbatch`. A `one_shot` driver removes itself, its archive and its secrets
+    at the end.
     """
 
     job_id: str
@@ -70,6 +73,7 @@ class Job:
     python: str | None = None
     grace_s: float = protocol.DEFAULT_GRACE_S
     liveness_timeout_s: float = protocol.DEFAULT_LIVENESS_TIMEOUT_S
+    warn_signal: str | None = None
     launcher: str = "srun"
     one_shot: bool = False
 
@@ -159,6 +163,7 @@ def _is_node(value: object) -> bool:
     return isinstance(value, str) and bool(value) and not any(c.isspace() or c in ",\0" for c in value)
 
 
+WARN_SIGNAL = re.compile(r"USR[12]@[1-9][0-9]{0,4}")
 TASK_NAME_ALLOWED = f"1 to {LONGEST_NAME} printable characters"
 RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("slurm_job_id", lambda value: value is None or _is_file_name(value), "a job id such as '4711'"),
@@ -175,5 +180,10 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("python", _is_path, "a Python interpreter"),
     ("grace_s", _is_seconds, "a number of seconds, 0 or more"),
     ("liveness_timeout_s", lambda value: _is_seconds(value) and value > 0, "a number of seconds above 0"),
+    (
+        "warn_signal",
+        lambda value: value is None or WARN_SIGNAL.fullmatch(str(value)) is not None,
+        "USR1@120 or USR2@120",
+    ),
     ("launcher", lambda value: value in ("srun", "local"), "'srun' or 'local'"),
 )

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from executor.shared import Record
 
 HEARTBEAT_S = 5.0
+PREEMPTION_PATIENCE_S = 120.0  # slurmctld looks at grace periods every 30 s or so
 ALLOC_POLL_S = 0.2
 WAITING_WORDS_S = 5.0
 
@@ -74,7 +75,9 @@ class Driver:
         self._allocation: dict[str, str] = {}
         self._beats = 0
         self._proctrack = slurm_commands.proctrack_type()
+        self._end_time = slurm_commands.end_time(job.slurm_job_id)
         self._is_cancelling = False
+        self._was_terminated = False
         self.exit_code = protocol.EXIT_INFRASTRUCTURE
 
     def __enter__(self) -> Driver:
@@ -198,9 +201,16 @@ class Driver:
     def _unless_requeued(self, verdict: Verdict) -> Verdict:
         """An end that came from outside may be the beginning of the next attempt."""
         by_itself = (protocol.SUCCEEDED, protocol.FAILED, protocol.FAILED_SETUP)
-        if verdict.state in by_itself or not slurm_commands.is_requeued(self._job.slurm_job_id):
-            return verdict
-        return verdict._replace(state=protocol.PENDING, reason="Slurm runs the job again")
+        deadline = time.monotonic() + PREEMPTION_PATIENCE_S
+        while verdict.state not in by_itself:
+            fate = slurm_commands.fate(self._job.slurm_job_id)
+            if fate.is_requeued:
+                return verdict._replace(state=protocol.PENDING, reason="Slurm runs the job again")
+            # To end now would end the job; Slurm requeues it only if it still runs when its grace is over.
+            if not fate.is_preempted or self._was_terminated or time.monotonic() > deadline:
+                break
+            self._steps.run_loop_for(1.0)
+        return verdict
 
     def _cancel_verdict(self, number: int) -> Verdict:
         """A failure that came before the cancel stands; nothing that ends after it is a success."""
@@ -273,9 +283,16 @@ class Driver:
             self._steps.on_child_end()
         elif arrival.number in (signal.SIGUSR1, signal.SIGUSR2):
             self._steps.pass_on(arrival.number, self._run)
-        elif arrival.number != signal.SIGCONT and not self._is_cancelling:
-            self._is_cancelling = True
-            raise Cancelled(arrival.number)
+        elif arrival.number != signal.SIGCONT:
+            self._on_stop(arrival.number)
+
+    def _on_stop(self, number: int) -> None:
+        self._was_terminated = True
+        if self._is_cancelling:
+            self._loop.stop()
+            return
+        self._is_cancelling = True
+        raise Cancelled(number)
 
     # --- shared files
 
@@ -301,8 +318,10 @@ class Driver:
 
     def _variables(self, own: dict[str, str]) -> dict[str, str]:
         # srun gives its step's name to SLURM_JOB_NAME; a script wants the job's.
-        names = {name: os.environ[name] for name in (protocol.SLURM_JOB_NAME,) if name in os.environ}
-        return {**own, **self._secrets(), **names}
+        told = {name: os.environ[name] for name in (protocol.SLURM_JOB_NAME,) if name in os.environ}
+        if self._end_time is not None:
+            told[protocol.ENV_DEADLINE] = str(self._end_time)
+        return {**own, **self._secrets(), **told}
 
     def _secrets(self) -> dict[str, str]:
         path = self._job.secrets_file

@@ -157,6 +157,7 @@ class Member:
             self._me.rank, self._me.node_index, self._options.cluster_num_nodes, self._options.is_setup
         )
         self._log = Log(os.path.join(self._options.log_dir, log_name), lambda text: say(self._me, text))
+        self._log.begin(environ.get(protocol.ENV_ATTEMPT, "0"))
         self._ear = self._loop.every(ORDER_FIRST_S, ORDER_LONGEST_S, self._obey)
         code: int = self._loop.run()
         self._loop.cancel(self._ear)

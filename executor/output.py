@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 
 from executor import protocol
 
@@ -147,6 +148,23 @@ class Log:
         self._lost_bytes = 0
         self._was_told = False
         self._try(self._open)
+
+    def begin(self, attempt: str) -> None:
+        """Where the log already holds an earlier run's lines, say where this one's begin."""
+        end = self._last_byte()
+        if end:
+            words = time.strftime("[gangrun: attempt %%s begins here, %Y-%m-%d %H:%M:%S]\n") % attempt
+            self.write((b"" if end == b"\n" else b"\n") + words.encode())
+
+    def _last_byte(self) -> bytes:
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return os.pread(fd, 1, max(0, os.lseek(fd, 0, os.SEEK_END) - 1))
+            finally:
+                os.close(fd)
+        except OSError:
+            return b""
 
     def write(self, data: bytes) -> None:
         self._lost_bytes += len(data)  # until it is written

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
+from typing import NamedTuple
 
 from executor import protocol
 
@@ -12,6 +14,8 @@ COMMAND_TIMEOUT_S = 10.0
 OVER_WORDS = ("Invalid job id specified", "already completing or completed")  # 22.05 and 24.11
 CONFIGURATION_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
 PROCTRACK = re.compile(r"^\s*ProctrackType\s*=\s*(?:proctrack/)?(\w+)", re.IGNORECASE | re.MULTILINE)
+END_TIME = re.compile(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+PREEMPTED = re.compile(r"\bPreemptTime=\d")
 RESTARTS = re.compile(r"\bRestarts=(\d+)")
 TYPED_GPU = re.compile(r"gres[:/]gpu:([A-Za-z][\w.-]*)", re.IGNORECASE)
 
@@ -54,10 +58,29 @@ def gpu_request(slurm_job_id: str, count: int) -> str:
     return "%s:%d" % (found.group(1), count) if found else str(count)
 
 
-def is_requeued(slurm_job_id: str) -> bool:
-    """Is this run of the job being ended to be run again? Slurm counts the restart when it sends the TERM."""
-    found = RESTARTS.search(output_of(["scontrol", "show", "job", slurm_job_id]) or "")
-    return found is not None and int(found.group(1)) > int(os.environ.get(protocol.SLURM_RESTART_COUNT) or 0)
+def end_time(slurm_job_id: str) -> int | None:
+    """When Slurm will end the job, in seconds since 1970; None without a limit, or where nobody says."""
+    told = os.environ.get(protocol.SLURM_JOB_END_TIME, "")  # Slurm 23.02 and newer
+    if told.isdigit():
+        return int(told)
+    found = END_TIME.search(output_of(["scontrol", "show", "job", slurm_job_id]) or "")
+    return int(time.mktime(time.strptime(found.group(1), "%Y-%m-%dT%H:%M:%S"))) if found else None
+
+
+class Fate(NamedTuple):
+    """What Slurm is about to do with a job whose run is being ended."""
+
+    is_requeued: bool = False  # counted when the TERM is sent
+    is_preempted: bool = (
+        False  # the steps have got TERM, the batch script will, at the end of the partition's GraceTime
+    )
+
+
+def fate(slurm_job_id: str) -> Fate:
+    text = output_of(["scontrol", "show", "job", slurm_job_id]) or ""
+    restarts = RESTARTS.search(text)
+    attempt = int(os.environ.get(protocol.SLURM_RESTART_COUNT) or 0)
+    return Fate(restarts is not None and int(restarts.group(1)) > attempt, PREEMPTED.search(text) is not None)
 
 
 def scancel(step: str, signal_name: str | None = None) -> bool:

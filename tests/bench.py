@@ -87,6 +87,7 @@ class Bench:
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self.cluster = cluster
         self.directory = directory
+        self.python = sys.executable
         self.environ = {**os.environ, "HOME": str(directory), "PATH": python_path(), "PYTHONPATH": str(CHECKOUT)}
 
     def submit(
@@ -97,10 +98,14 @@ class Bench:
         values: dict[str, Any] = {"log_dir": str(self.directory / "logs"), "grace_s": 10.0, "python": sys.executable}
         values.update(job_id=name, num_nodes=fields.pop("num_nodes", nodes), run=run, setup=setup, **fields)
         job = Job(**values)
-        driver = Bundle(job, render_driver(job)).write(str(self.directory / "driver"))
+        driver = self.write(job)
         return Running(
             self, self.batch(f"exec {sys.executable} {shlex.quote(driver)}", nodes, sbatch, job.resources), name
         )
+
+    def write(self, job: Job) -> str:
+        """Write a job's driver where all nodes see it; returns its path."""
+        return Bundle(job, render_driver(job)).write(str(self.directory / "driver"))
 
     def drive(
         self, run: str | None = None, setup: str | None = None, *, timeout_s: float = 60, **fields: Any

@@ -18,8 +18,8 @@ TABLE = CHECKOUT / "docs" / "faults.md"
 HEAD = """# What happens when things break
 
 Written by `python -m tests.faults`, which provoked each fault on a real Slurm (versions below) and checked that nothing
-was left behind: no process on any node, no step, no file of the attempt. Times are from the fault to the end of the job, on
-one machine of two cores; Slurm's own periods (ping cycle, KillWait of 2 s here) are part of them.
+was left behind: no process on any node, no step, no file of the attempt. Times are from the fault to the end of the
+job, on one machine of two cores; Slurm's own periods (ping cycle, KillWait of 2 s here) are part of them.
 """
 
 

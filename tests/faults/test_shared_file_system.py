@@ -1,0 +1,348 @@
+"""A home that lags, fails, fills up, hangs, or is not shared at all."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from executor import protocol
+from tests.bench import Bench, Running, eventually
+from tests.faults.conftest import Fault
+from tests.minislurm import Unsupported
+from tests.minislurm.fixtures import BootCluster
+from tests.minislurm.mounts import FaultyMount, NfsLikeMount
+
+KIND = "Shared file system"
+CACHE_S = 20
+LOGS = ("0-head.log", "1-worker1.log", "2-worker2.log")
+UNTIL_GO = "echo up; until [ -e go ]; do sleep 0.1; done; echo bye"
+POLL = """
+import os, sys, time
+print(os.path.exists(sys.argv[1]), flush=True)
+while not os.path.exists(sys.argv[1]): time.sleep(0.02)
+print(time.time(), flush=True)
+"""
+# Runs the executor with time.time() ten minutes behind on n2; its arguments are `-I -S -X utf8 ARCHIVE FLAGS...`.
+SLOW_CLOCK = """#!/bin/bash
+[ "$SLURMD_NODENAME" = n2 ] || exec PYTHON "$@"
+exec PYTHON "${@:1:4}" -c '
+import runpy, sys, time
+real = time.time
+time.time = lambda: real() - 600
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")' "${@:5}"
+"""
+
+
+@pytest.fixture
+def bench(own_cluster: BootCluster, shared_dir: Path) -> Bench:
+    """On a cluster of its own: mounts stay in a node until it goes."""
+    return Bench(own_cluster(nodes=3, gpus=0), shared_dir)
+
+
+@pytest.fixture
+def faulty(bench: Bench) -> Iterator[FaultyMount]:
+    """The view that n2, the node of rank 1, has of the shared home."""
+    mount = failing(bench, "n2")
+    yield mount
+    mount.clear()
+
+
+def failing(bench: Bench, node: str) -> FaultyMount:
+    try:
+        return bench.cluster.mount_faulty(node, bench.directory, bench.directory)
+    except Unsupported as why:
+        pytest.skip(str(why))
+
+
+def lagging(bench: Bench, node: str, cache_s: float) -> NfsLikeMount:
+    try:
+        return bench.cluster.mount_nfs_like(node, bench.directory, bench.directory, cache_s=cache_s)
+    except Unsupported as why:
+        pytest.skip(str(why))
+
+
+def started(bench: Bench, **fields: object) -> Running:
+    """A job whose three scripts wait for the file `go`."""
+    job = bench.submit(**{"run": UNTIL_GO, "liveness_timeout_s": 5.0, **fields})  # type: ignore[arg-type]
+    eventually(lambda: all(job.log(name) for name in LOGS), 30)
+    return job
+
+
+def let_go(bench: Bench) -> None:
+    (bench.directory / "go").touch()
+
+
+def lines_with(text: str, words: str) -> list[str]:
+    return [line for line in text.splitlines() if words in line and not line.startswith(("(", "    |"))]
+
+
+@pytest.mark.slow
+def test_caches_do_not_delay_a_signal(bench: Bench, fault: Fault) -> None:
+    row = fault(f"caches of {CACHE_S} s on all nodes: late names, old attributes and listings")
+    for node in bench.cluster.nodes:
+        lagging(bench, node, CACHE_S)
+    late = bench.directory / "late"
+    argv = [sys.executable, "-c", POLL, late]
+    with bench.cluster.popen("n2", argv, cwd="/", stdout=subprocess.PIPE) as poller:
+        assert poller.stdout and poller.stdout.readline() == "False\n"
+        bench.cluster.run("n1", ["touch", late], cwd="/")
+        made = time.time()
+        job = bench.submit(run="date +%s.%N", setup="sleep 0.3; date +%s.%N")
+        plain_s = float(poller.stdout.readline()) - made
+    outcome = job.wait(120)
+    assert (outcome.code, outcome.states[-1]) == (0, "SUCCEEDED"), outcome.output
+    fired = outcome.status["times"]["RUNNING"]
+    delays_s = [float(outcome.log(name)) - fired for name in LOGS]
+    assert max(delays_s) < 2 < CACHE_S / 2 < plain_s
+    row.ended(outcome, bench)
+    row.saw(f"SUCCEEDED; `go` seen after {max(delays_s):.2f} s; a new file, polled with exists(), {plain_s:.1f} s", 0)
+
+
+@pytest.mark.parametrize(
+    "operation, error",
+    [("write", "ENOSPC"), ("write", "EDQUOT"), ("open|create", "EIO"), ("open|create", "EROFS"), ("open", "ESTALE")],
+)
+def test_a_rank_cannot_record_how_it_ended(
+    bench: Bench, faulty: FaultyMount, fault: Fault, operation: str, error: str
+) -> None:
+    row = fault(f"{error} on the record of one rank from the script's start to the end")
+    job = started(bench)
+    faulty.fail(operation, "/ranks/1$", error)
+    row.injected()
+    let_go(bench)
+    outcome = job.wait()
+    assert (outcome.code, outcome.status["state"]) == (0, "SUCCEEDED"), outcome.output
+    assert len(lines_with(outcome.plain, "cannot write its record")) == 1, outcome.plain
+    assert outcome.log(LOGS[1]) == "up\nbye\n"
+    row.ended(outcome, bench)
+
+
+def test_a_failed_rank_cannot_record_its_code(bench: Bench, faulty: FaultyMount, fault: Fault) -> None:
+    row = fault("ENOSPC on the record of a rank that fails")
+    job = started(bench, run=UNTIL_GO + "; [ $SKYPILOT_NODE_RANK = 1 ] && exit 7; sleep 4511")
+    faulty.fail("write", "/ranks/1$", "ENOSPC")
+    row.injected()
+    let_go(bench)
+    outcome = job.wait()
+    assert outcome.status["state"] == "FAILED" and outcome.code != 0
+    assert outcome.status["first_failure"]["rank"] == 1
+    row.ended(outcome, bench, "sleep 4511")
+
+
+@pytest.mark.parametrize("error", ["EIO", "ESTALE"])
+def test_the_attempts_files_fail_for_a_while(bench: Bench, faulty: FaultyMount, fault: Fault, error: str) -> None:
+    row = fault(f"{error} on all of the attempt's files on one node for 3 s, while the ranks end")
+    job = started(bench, liveness_timeout_s=30.0)
+    faulty.fail("open|create|write|getattr", "/attempt-0", error)
+    row.injected()
+    let_go(bench)
+    time.sleep(3)
+    faulty.clear()
+    outcome = job.wait()
+    assert (outcome.code, outcome.codes) == (0, [0, 0, 0]), outcome.output
+    row.ended(outcome, bench)
+
+
+def test_a_rank_never_hears_that_all_are_done(bench: Bench, faulty: FaultyMount, fault: Fault) -> None:
+    row = fault("ESTALE for ever on the gang's signal file on one node")
+    job = started(bench)
+    faulty.fail("open", "/gang$", "ESTALE")
+    row.injected()
+    let_go(bench)
+    outcome = job.wait(90)
+    assert (outcome.code, outcome.status["state"]) == (0, "SUCCEEDED"), outcome.output
+    row.ended(outcome, bench)
+
+
+def test_somebody_removes_the_attempts_directory(bench: Bench, fault: Fault) -> None:
+    row = fault("the attempt's directory is removed while the scripts run")
+    job = started(bench)
+    shutil.rmtree(job.job_directory / "attempt-0")
+    row.injected()
+    let_go(bench)
+    outcome = job.wait()
+    assert (outcome.code, outcome.status["state"]) == (0, "SUCCEEDED"), outcome.output
+    row.ended(outcome, bench)
+
+
+def test_somebody_removes_and_remakes_the_logs(bench: Bench, fault: Fault) -> None:
+    row = fault("the log directory is removed and made again while the scripts run")
+    job = started(bench)
+    shutil.rmtree(bench.directory / "logs")
+    (bench.directory / "logs").mkdir()
+    row.injected()
+    let_go(bench)
+    outcome = job.wait()
+    assert outcome.code == 0 and outcome.plain.count("bye") == 3
+    assert all(outcome.log(name).endswith("bye\n") for name in LOGS)
+    row.ended(outcome, bench)
+
+
+@pytest.mark.parametrize("error", ["EDQUOT", "ESTALE", "EIO"])
+def test_a_log_fails_for_a_while(bench: Bench, faulty: FaultyMount, fault: Fault, error: str) -> None:
+    row = fault(f"{error} on one node's log for a second")
+    job = started(bench, run=UNTIL_GO + "; until [ -e on ]; do sleep 0.1; done; echo after")
+    faulty.fail("write", r"\.log$", error)
+    row.injected()
+    let_go(bench)
+    eventually(lambda: job.log(LOGS[2]).endswith("bye\n"))
+    time.sleep(0.5)
+    faulty.clear()
+    (bench.directory / "on").touch()
+    outcome = job.wait()
+    told = lines_with(outcome.plain, "cannot write the log")
+    assert outcome.code == 0 and len(told) == 1 and LOGS[1] in told[0]
+    assert outcome.log(LOGS[1]) == "up\n\n[gangrun: 4 bytes could not be written here]\nafter\n"
+    row.ended(outcome, bench)
+    row.saw("SUCCEEDED; " + told[0].replace(str(bench.directory), ""), 0)
+
+
+@pytest.mark.parametrize("error", ["EROFS", "ENOSPC", "EDQUOT", "EIO"])
+def test_the_driver_cannot_make_its_directory(bench: Bench, fault: Fault, error: str) -> None:
+    row = fault(f"{error} where the driver makes the attempt's directory")
+    failing(bench, "n1").fail("mkdir|create", r"^/\.gangrun", error)
+    row.injected()
+    outcome = bench.drive(run="touch started")
+    told = lines_with(outcome.plain, "cannot write the job's directory")
+    assert outcome.code == 125 and len(told) == 1 and f"{bench.directory}/.gangrun" in told[0]
+    assert not (bench.directory / "started").exists() and "Traceback" not in outcome.plain
+    row.saw(told[0].replace(str(bench.directory), "~"), outcome.code)
+    row.check_nothing_left(bench)
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT"])
+def test_the_disk_fills_under_the_drivers_records(bench: Bench, fault: Fault, error: str) -> None:
+    row = fault(f"{error} for every new file of the job, from the script's start on")
+    mount = failing(bench, "n1")
+    job = started(bench)
+    mount.fail("create", r"^/\.gangrun", error)
+    row.injected()
+    let_go(bench)
+    outcome = job.wait()
+    assert (outcome.code, outcome.status["state"], outcome.status["exit_code"]) == (0, "SUCCEEDED", 0), outcome.output
+    assert len(lines_with(outcome.plain, "cannot ")) == 1, outcome.plain
+    row.ended(outcome, bench)
+
+
+def test_nothing_of_the_end_can_be_recorded(bench: Bench, fault: Fault) -> None:
+    row = fault("EIO for status.json, events.jsonl and exit_code at the end")
+    mount = failing(bench, "n1")
+    job = started(bench)
+    mount.fail("open|create|write|rename", r"(status\.json|events\.jsonl|exit_code)", "EIO")
+    row.injected()
+    let_go(bench)
+    outcome = job.wait()
+    told = lines_with(outcome.plain, "cannot record how the job ended (SUCCEEDED)")
+    assert outcome.code == 125 and len(told) == 1, outcome.output
+    row.saw(told[0].replace(str(bench.directory), "~"), outcome.code)
+    row.check_nothing_left(bench)
+
+
+def test_a_node_cannot_write_the_attempts_directory(bench: Bench, faulty: FaultyMount, fault: Fault) -> None:
+    row = fault("the home is mounted read-only on one node")
+    faulty.fail("open|create|write|mkdir", r"^/\.gangrun/.*/ranks", "EROFS")
+    row.injected()
+    outcome = bench.drive(run="touch started; sleep 4512", setup=None)
+    assert (outcome.code, outcome.status["state"]) == (125, "FAILED_DRIVER"), outcome.output
+    words = f"{bench.directory}/.gangrun/{outcome.status['slurm_job_id']}/job/attempt-0 cannot be written on n2"
+    assert words in outcome.plain and words in outcome.status["reason"], outcome.status["reason"]
+    row.ended(outcome, bench, "sleep 4512")
+    row.seen = row.seen.replace(str(bench.directory), "~")
+
+
+def test_the_home_is_not_shared(own_cluster: BootCluster, shared_dir: Path, fault: Fault) -> None:
+    home = shared_dir / "home"
+    home.mkdir()
+    row = fault("the home is not shared: every node has its own")
+    bench = Bench(own_cluster(nodes=3, gpus=0, private_dirs=[str(home)]), shared_dir)
+    row.injected()
+    begun = time.monotonic()
+    outcome = bench.drive(run="touch started; sleep 4513", setup="touch set-up", cluster_home=str(home))
+    assert outcome.code == 125 and time.monotonic() - begun < 30 and "Traceback" not in outcome.plain
+    assert not (shared_dir / "started").exists() and not (shared_dir / "set-up").exists()
+    told = re.search(r"gangrun: (.*%s/.gangrun.*shared?.*)" % re.escape(str(home)), outcome.plain)
+    assert told, outcome.plain
+    row.saw(told.group(1).replace(str(home), "~"), outcome.code)
+    row.check_nothing_left(bench, "sleep 4513")
+
+
+@pytest.mark.parametrize("node, whose", [("n1", "the driver's node"), ("n2", "a worker's node")])
+def test_the_file_server_hangs(bench: Bench, fault: Fault, node: str, whose: str) -> None:
+    row = fault(f"the file server hangs for 4 s, seen from {whose}, while the scripts end")
+    mount = lagging(bench, node, 3)
+    when = str(int(time.time()) + 7)  # the script itself must not touch the hung home
+    run = "echo up; while [ $(date +%s) -lt $WHEN ]; do sleep 0.1; done"
+    job = bench.submit(run=run, env_vars={"WHEN": when}, workdir="/")
+    eventually(lambda: all(job.log(name) for name in LOGS), 30)
+    mount.hang()
+    row.injected()
+    try:
+        time.sleep(4)
+    finally:
+        mount.resume()
+    outcome = job.wait()
+    assert (outcome.code, outcome.codes) == (0, [0, 0, 0]), outcome.output
+    row.ended(outcome, bench)
+
+
+def test_the_clock_of_a_node_is_behind(bench: Bench, fault: Fault) -> None:
+    row = fault("the clock of one node is ten minutes behind, and another node's rank fails")
+    python = bench.directory / "python"
+    python.write_text(SLOW_CLOCK.replace("PYTHON", sys.executable))
+    python.chmod(0o755)
+    run = UNTIL_GO + "; [ $SKYPILOT_NODE_RANK = 2 ] && exit 7; sleep 4514"
+    job = started(bench, run=run, setup="echo set up", python=str(python))
+    row.injected()
+    let_go(bench)
+    outcome = job.wait()
+    started_at = [rank["started"] for rank in outcome.status["ranks"]]
+    assert started_at[0] - started_at[1] > 500, "the clock is behind"
+    assert (outcome.code, outcome.status["state"]) == (7, "FAILED")
+    assert outcome.status["first_failure"]["rank"] == 2
+    row.ended(outcome, bench, "sleep 4514")
+
+
+def test_a_file_that_the_client_keeps_until_it_is_closed(bench: Bench, fault: Fault) -> None:
+    row = fault("a .nfs file in the attempt's directory that cannot be removed (EBUSY)")
+    mount = failing(bench, "n1")
+    job = started(bench)
+    kept = job.job_directory / protocol.attempt_name(0) / ".nfs0001"
+    kept.touch()
+    mount.fail("unlink", r"/\.nfs", "EBUSY")
+    row.injected()
+    let_go(bench)
+    outcome = job.wait()
+    assert (outcome.code, outcome.status["state"]) == (0, "SUCCEEDED") and "Traceback" not in outcome.plain
+    assert [str(path.name) for path in kept.parent.rglob("*")] == [".nfs0001"]
+    shutil.rmtree(kept.parent)
+    row.ended(outcome, bench)
+    row.left = "the .nfs file, which its holder's client removes"
+
+
+def test_the_job_directory_is_on_a_full_disk_that_is_freed(bench: Bench, fault: Fault) -> None:
+    row = fault("a tmpfs of 1 MB under the job's directory fills up and is freed again")
+    home = bench.directory / "small"
+    home.mkdir()
+    bench.cluster.run("n1", ["mount", "-t", "tmpfs", "-o", "size=1m", "small", home], cwd="/")
+    job = bench.submit(run=UNTIL_GO, nodes=1, cluster_home=str(home))
+    eventually(lambda: job.log("run.log"), 30)
+    bench.cluster.run("n1", ["dd", "if=/dev/zero", f"of={home}/fill", "bs=4k"], cwd="/", check=False)
+    row.injected()
+    let_go(bench)
+    eventually(lambda: job.log("run.log").endswith("bye\n"))
+    outcome = job.wait()
+    status = bench.cluster.run("n1", ["sh", "-c", f"cat {home}/.gangrun/*/job/status.json"], cwd="/").stdout
+    assert outcome.code == 0 and '"state": "SUCCEEDED"' in status, outcome.output + status
+    bench.cluster.run("n1", ["rm", f"{home}/fill"], cwd="/")
+    assert bench.drive(run="true", nodes=1, cluster_home=str(home)).code == 0
+    row.saw("SUCCEEDED; the next job is as usual", 0)
+    left = bench.cluster.run("n1", ["sh", "-c", f"ls -d {home}/.gangrun/*/*/attempt-* | wc -l"], cwd="/").stdout
+    assert left.strip() == "0"
