@@ -95,6 +95,7 @@ def _busy(session: Session, bed: Bed) -> None:
         )
     wanted = NODES * LINES_PER_S * SECONDS
     report.row("whole lines in the driver's output", printed.whole, "lines", note="of %d" % wanted)
+    report.row("cut into one another or lost", wanted - printed.whole, "lines", note=printed.example)
     report.row("the slowest rank had printed after", printed.longest_s, "s", note="%d s asked for" % SECONDS)
     rate = printed.whole / printed.longest_s
     report.row("so this machine delivered", rate, "lines/s", note="%d asked for" % (wanted / SECONDS))
@@ -110,6 +111,11 @@ class Printed(NamedTuple):
     ranks: int
     longest_s: float
     others: str
+
+    @property
+    def example(self) -> str:
+        broken = [line for line in self.others.splitlines() if LINE[:10] in line]
+        return "as in %r" % broken[0][:160] if broken else ""
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> Printed:

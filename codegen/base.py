@@ -26,7 +26,7 @@ class TaskCodeGen:
     def add_prologue(self, job_id: int) -> None:
         """Begin the job `job_id`."""
         self._enter(PROLOGUE)
-        self._fields["job_id"] = str(job_id)
+        self._fields["job_id"] = str(job_id) if isinstance(job_id, int) else job_id
 
     def add_setup(
         self,
@@ -41,8 +41,8 @@ class TaskCodeGen:
         self._enter(SETUP)
         self._fields.update(
             num_nodes=num_nodes,
-            cluster_ips=tuple(cluster_ips),
-            setup_env_vars=dict(env_vars),
+            cluster_ips=tuple(cluster_ips) if isinstance(cluster_ips, (list, tuple)) else cluster_ips,
+            setup_env_vars=env_vars,
             log_dir=log_dir,
             setup=setup_cmd,
         )
@@ -63,7 +63,7 @@ class TaskCodeGen:
             num_nodes=num_nodes,
             run=bash_script,
             task_name=task_name or "task",
-            env_vars=dict(env_vars or {}),
+            env_vars={} if env_vars is None else env_vars,
             log_dir=log_dir,
         )
         self._set_resources(resources)

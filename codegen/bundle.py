@@ -19,7 +19,10 @@ class Bundle(NamedTuple):
 
     def write(self, directory: str) -> str:
         """Write everything into `directory` (0700, made if missing); returns the driver's path."""
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+        try:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise SpecError(f"cannot write {directory}: {error.strerror}") from error
         if self.job.secrets:
             _write(os.path.join(directory, protocol.SECRETS_NAME), json.dumps(dict(self.job.secrets)).encode())
         _write(os.path.join(directory, protocol.ARCHIVE_NAME), executor_archive())

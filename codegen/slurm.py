@@ -16,12 +16,14 @@ TEMPLATE = "slurm_driver.py.j2"
 class SlurmCodeGen(TaskCodeGen):
     """Renders a driver for one job inside the running Slurm job `slurm_job_id`.
 
-    `container_name` is the pyxis container that the allocation keeps; every srun enters it.
+    None stands for the job that the driver finds itself in. `container_name` is the pyxis container that the allocation
+    keeps; every srun enters it.
     """
 
-    def __init__(self, slurm_job_id: str, container_name: str | None = None) -> None:
+    def __init__(self, slurm_job_id: str | None, container_name: str | None = None) -> None:
         super().__init__()
-        self._fields.update(slurm_job_id=str(slurm_job_id), container_name=container_name)
+        text = str(slurm_job_id) if isinstance(slurm_job_id, int) else slurm_job_id
+        self._fields.update(slurm_job_id=text, container_name=container_name)
 
     def build(self) -> str:
         """The driver's text; run it on the head node with `python3`, the archive of `bundle()` beside it."""

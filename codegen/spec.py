@@ -11,6 +11,7 @@ from typing import Any
 from executor import protocol
 
 LONGEST_NAME = 200
+RESOURCE = re.compile(r"[A-Za-z][\w.-]*")
 
 
 class SpecError(protocol.UsageError, ValueError):
@@ -35,7 +36,9 @@ class Resources:
 
         Raises SpecError for more than one accelerator type and for counts that are no numbers.
         """
-        counts = {name: _count(name, value) for name, value in resources.items()}
+        if not isinstance(resources, Mapping):
+            raise SpecError(f"resources={resources!r}: use a mapping such as {{'CPU': 4, 'H100': 8}}")
+        counts = {_resource(name): _count(name, value) for name, value in resources.items()}
         accelerators = {name: count for name, count in counts.items() if name not in ("CPU", "memory", "mem")}
         if len(accelerators) > 1:
             raise SpecError(f"resources: at most one accelerator type is allowed, found {sorted(accelerators)}")
@@ -98,6 +101,8 @@ class Job:
 
 def checked_variables(variables: Mapping[str, Any], where: str) -> dict[str, str]:
     """Variables as strings, each one fit for execve(2). Raises SpecError."""
+    if not isinstance(variables, Mapping):
+        raise SpecError(f"{where}={type(variables).__name__!r}: use a mapping of names to values")
     return {name: checked_variable(name, value, f"{where}[{name!r}]") for name, value in variables.items()}
 
 
@@ -111,6 +116,12 @@ def checked_variable(name: Any, value: Any, where: str) -> str:
 
 def _script(text: str | None) -> str | None:
     return text if text is not None and text.strip() else None
+
+
+def _resource(name: Any) -> str:
+    if not isinstance(name, str) or RESOURCE.fullmatch(name) is None:
+        raise SpecError(f"resources: name {name!r} is not allowed: use CPU or an accelerator such as H100")
+    return name
 
 
 def _count(name: str, value: Any) -> int:
@@ -134,7 +145,13 @@ def _require(holds: bool, name: str, value: object, allowed: str) -> None:
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and "\0" not in value
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_path(value: object) -> bool:
@@ -171,8 +188,8 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("num_nodes", _is_whole, "a whole number of 1 or more"),
     ("cluster_ips", _are_nodes, "addresses or host names, each node once"),
     ("log_dir", lambda value: value is not None and _is_path(value), "a directory"),
-    ("run", lambda value: value is None or _is_text(value), "a bash script without NUL"),
-    ("setup", lambda value: value is None or _is_text(value), "a bash script without NUL"),
+    ("run", lambda value: value is None or _is_text(value), "a bash script of Unicode text without NUL"),
+    ("setup", lambda value: value is None or _is_text(value), "a bash script of Unicode text without NUL"),
     ("task_name", is_task_name, TASK_NAME_ALLOWED),
     ("container_name", _is_path, "a container's name"),
     ("cluster_home", _is_path, "a directory"),
@@ -185,5 +202,6 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda value: value is None or WARN_SIGNAL.fullmatch(str(value)) is not None,
         "USR1@120 or USR2@120",
     ),
+    ("one_shot", lambda value: isinstance(value, bool), "true or false"),
     ("launcher", lambda value: value in ("srun", "local"), "'srun' or 'local'"),
 )

@@ -49,9 +49,14 @@ def read(path: str, name: str) -> YamlMapping:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise SpecError(_syntax_error(path, error)) from error
+    except RecursionError as error:
+        raise SpecError(f"{path}:1: nested too deeply") from error
     if not isinstance(node, yaml.MappingNode):
         raise SpecError(f"{path}:1: a {name} file is a mapping of keys to values")
-    return _mapping(path, name, node)
+    try:
+        return _mapping(path, name, node)
+    except RecursionError as error:
+        raise SpecError(f"{path}:1: a value holds itself") from error
 
 
 def _mapping(path: str, name: str, node: yaml.MappingNode) -> YamlMapping:
@@ -59,7 +64,10 @@ def _mapping(path: str, name: str, node: yaml.MappingNode) -> YamlMapping:
     lines: dict[str, int] = {}
     nested: dict[str, YamlMapping] = {}
     for key_node, value_node in node.value:
-        key, line = str(key_node.value), key_node.start_mark.line + 1
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise SpecError(f"{path}:{line}: a key of {name} is a list or a mapping: use a text")
+        key = str(key_node.value)
         if key in lines:
             raise SpecError("%s:%d: key %r stands here again (first in line %d)" % (path, line, key, lines[key]))
         lines[key] = line

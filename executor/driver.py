@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from executor.shared import Record
 
 HEARTBEAT_S = 5.0
+PRIVATE_FILES_S = 0.5
+ASKED = ("--nodes=", "--cpus-per-task=", "--gpus-per-node=")
 PREEMPTION_PATIENCE_S = 120.0  # slurmctld looks at grace periods every 30 s or so
 ALLOC_POLL_S = 0.2
 WAITING_WORDS_S = 5.0
@@ -74,6 +76,8 @@ class Driver:
         self._setup: Step | None = None
         self._allocation: dict[str, str] = {}
         self._beats = 0
+        self._private_files: list[str] = []
+        self._known_secrets: dict[str, str] | None = None
         self._proctrack = slurm_commands.proctrack_type()
         self._end_time = slurm_commands.end_time(job.slurm_job_id)
         self._is_cancelling = False
@@ -123,7 +127,7 @@ class Driver:
                 self._launch_failed(run)
             if not told and time.monotonic() - begun > WAITING_WORDS_S:
                 told = True
-                tell(1, "gangrun: waiting for the run step to start: %s\n" % (run.last_words or "its nodes are busy"))
+                tell(1, "gangrun: waiting for the run step to start: %s\n" % (run.last_words or _why_busy()))
             self._wait_a_little(begun)
 
     def run_setup(self, srun: Sequence[str], script: str) -> None:
@@ -156,7 +160,8 @@ class Driver:
         """Until the run step has ended, by itself or otherwise."""
         run = self._current_run()
         while run.is_running:
-            self._steps.run_loop_for(HEARTBEAT_S)
+            self._steps.run_loop_for(PRIVATE_FILES_S if self._private_files else HEARTBEAT_S)
+            self._remove_what_was_read()
         raise Ended(judge(self._records(is_setup=False), run.words, was_cancelled=False))
 
     # --- the end
@@ -217,9 +222,10 @@ class Driver:
         code = protocol.exit_code_of_signal(number)
         if self._run is None or self._run.id is None:
             return Verdict(protocol.CANCELLED, code, [], None, "cancelled by signal %d" % number)
-        verdict = judge(self._records(is_setup=False), "", was_cancelled=True)
+        verdict = judge(self._records(is_setup=False), self._run.words, was_cancelled=True)
         if verdict.state == protocol.CANCELLED:
-            return verdict._replace(exit_code=code, reason="cancelled by signal %d" % number)
+            words = f" ({verdict.reason})" if verdict.reason else ""
+            return verdict._replace(exit_code=code, reason=f"cancelled by signal {number}{words}")
         return verdict
 
     def _finish(self, verdict: Verdict) -> None:
@@ -248,7 +254,7 @@ class Driver:
             *(["--workdir=" + job.workdir] if job.workdir else []),
             *(["--is-setup"] if is_setup else []),
         ]  # fmt: skip
-        step = self._steps.start(name, argv, environment.without_step(os.environ), lambda: self._records(is_setup))
+        step = self._steps.start(argv, environment.without_step(os.environ), lambda: self._records(is_setup))
         self._directory.note("step_started", step=name, pid=step.pid)
         return step
 
@@ -266,17 +272,23 @@ class Driver:
     def _wait_a_little(self, since: float) -> None:
         self._steps.run_loop_for(min(ALLOC_POLL_S, max(0.005, (time.monotonic() - since) / 10)))
 
+    def _remove_what_was_read(self) -> None:
+        """Scripts and variables are needed until every rank has begun; a driver that dies later leaves no secret."""
+        records = self._records(is_setup=False) if self._private_files else []
+        if records and all(record and record.get("state") != protocol.RANK_WAITING for record in records):
+            for path in self._private_files:
+                _remove(path)
+            self._private_files = []
+
     def _launch_failed(self, run: Step) -> NoReturn:
         records = self._records(is_setup=False)
         if any(records):  # the step did start, and a rank ended it before rank 0 could say so
             self._directory.enter(protocol.RUNNING)
             raise Ended(judge(records, run.words, was_cancelled=False))
+        asked = " ".join(word for word in run.argv if word.startswith(ASKED))
         words = run.words.strip() or f"srun ended with code {run.code} and said nothing"
-        raise Ended(
-            Verdict(
-                protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, "the run step could not start: " + words
-            )
-        )
+        reason = f"the run step could not start: {words} (asked for {asked})"
+        raise Ended(Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, reason))
 
     def _on_signal(self, arrival: Arrival) -> None:
         if arrival.number == signal.SIGCHLD:
@@ -325,16 +337,20 @@ class Driver:
 
     def _secrets(self) -> dict[str, str]:
         path = self._job.secrets_file
-        if path is None:
-            return {}
+        if path is None or self._known_secrets is not None:
+            return self._known_secrets or {}
         try:
             with open(path, encoding="utf-8") as file:
-                return environment.checked(json.load(file), path)
+                self._known_secrets = environment.checked(json.load(file), path)
+            if self._job.remove_at_end:
+                _remove(path)  # a one-shot driver reads them once
+            return self._known_secrets
         except (OSError, ValueError) as error:
             raise UsageError(f"secrets file {path}: {error}") from error
 
     def _private(self, path: str, text: str) -> str:
         write_private(path, text.encode("utf-8", "surrogateescape"))
+        self._private_files.append(path)
         return path
 
 
@@ -347,6 +363,11 @@ def main(body: Any, job: Job) -> int:
         print(f"gangrun: {error}", file=sys.stderr)
         return error.exit_code
     return driver.exit_code
+
+
+def _why_busy() -> str:
+    outer = os.environ.get(protocol.ENV_INTERNAL_JOB_ID)
+    return "its nodes are busy" + (f"; this runs inside job {outer}, whose own step holds some" if outer else "")
 
 
 def _one_line(error: BaseException) -> str:

@@ -135,6 +135,9 @@ class Gang:
     def barrier(self) -> Barrier:
         return Barrier(self)
 
+    def directory_is_there(self) -> bool:
+        return self.launch is None or os.path.isdir(self.launch.records(self._is_setup))
+
     def leave_no_files(self) -> None:
         """Without a driver the last one to leave removes the directory: rmdir(2) only works for it."""
         if self.launch is None:
@@ -210,6 +213,9 @@ class Barrier:
             return False
         limit_s = self._gang.liveness_timeout_s
         self._next_sweep = now + min(protocol.BEAT_LONGEST_S, limit_s / 4)
+        if not self._gang.directory_is_there():
+            say(self._me, "the directory that the ranks share is gone; not waiting for the others")
+            return True
         for rank in self._open if self._me.rank == 0 else [0]:
             record = self._gang.peer(rank)
             watch = self._watches.setdefault(rank, Watch(limit_s))

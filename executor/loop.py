@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCONT,
+)
 ARRIVAL_BYTES = 16
 WATCHED: frozenset[int] = frozenset((*FORWARDED, signal.SIGCHLD))
 

@@ -26,11 +26,13 @@ READ_BYTES = 1 << 18
 HEAP_BYTES = 1 << 20  # freed once, it keeps glibc from giving the heap back after every chunk: half the CPU time
 HOLD_S = 0.5  # an unfinished line (a prompt, a progress bar) is shown after this
 DRAIN_S = 1.0
+LOG_CARE_S = 5.0
+DRIVER_TIMEOUT_S = 120.0  # its heart beats every 5 s, and it never waits longer than 10 s for a command
 GROUP_POLL_S = 0.01
 KILL_PATIENCE_S = 5.0
 ORDER_FIRST_S = 0.5
 ORDER_LONGEST_S = 2.0
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 CODES_OF_STOP = tuple(protocol.exit_code_of_signal(number) for number in STOP_SIGNALS)
 TOLD_LATE_S = 0.2  # proctrack/linuxproc signals the script itself, perhaps before it signals us
 
@@ -68,7 +70,7 @@ class Member:
 
     def wait_for_go(self, setup_done: SignalFile) -> None:
         """Until setup has ended well. Raises Leave if it has not, or if nobody is left to say so."""
-        patience, driver = Patience(), Watch(self._options.liveness_timeout_s)
+        patience, driver = Patience(), Watch(min(DRIVER_TIMEOUT_S, self._options.liveness_timeout_s))
 
         def look() -> bool | None:
             said = patience.ask(setup_done.read)
@@ -158,6 +160,7 @@ class Member:
         )
         self._log = Log(os.path.join(self._options.log_dir, log_name), lambda text: say(self._me, text))
         self._log.begin(environ.get(protocol.ENV_ATTEMPT, "0"))
+        self._loop.every(LOG_CARE_S, LOG_CARE_S, self._log.look_after)
         self._ear = self._loop.every(ORDER_FIRST_S, ORDER_LONGEST_S, self._obey)
         code: int = self._loop.run()
         self._loop.cancel(self._ear)

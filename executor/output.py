@@ -170,6 +170,12 @@ class Log:
         self._lost_bytes += len(data)  # until it is written
         self._try(lambda: self._write_all(data))
 
+    def look_after(self) -> None:
+        """Somebody removed the file, or its directory: begin a new one, so that the rest is not lost unseen."""
+        if self._fd is not None and os.fstat(self._fd).st_nlink == 0:
+            self._report(f"the log {self.path} was removed; its rest goes into a new file")
+            self._try(self._open)
+
     def close(self) -> None:
         """On NFS a full disk may be told only now."""
         fd, self._fd = self._fd, None

@@ -7,6 +7,7 @@ import signal
 import time
 
 from executor import protocol
+from executor.lazyshell import shell_functions
 from executor.output import enlarge, write_all
 from executor.protocol import GangrunError, UsageError
 from executor.shared import read_bytes
@@ -19,25 +20,6 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 BOM = b"\xef\xbb\xbf"
 SHELLS = ("bash", "sh")
-# `conda` and `module` are functions that interactive shells get from rc files. Here they are loaded at
-# their first use, and only where the site's own environment has not brought them. One line, put before the
-# script's first line, so that line numbers in bash's messages stay right.
-PRELUDE = b" ".join(
-    (
-        b'_gangrun_lazy() { local name=$1 f q; shift; declare -F $name >/dev/null && return; for f in "$@"; do',
-        b'if [ -r "$f" ]; then printf -v q %q "$f";',
-        rb'eval "$name() { unset -f $name; . $q; $name \"\$@\"; }"; return; fi;',
-        b"done; return 0; };",
-        b"_gangrun_lazy module /etc/profile.d/{modules,lmod,z00_lmod,00-modulepath,zz_modules}.sh",
-        b"/usr/share/{lmod/lmod,modules}/init/bash;",
-        b"hash conda 2>/dev/null || :;",
-        b'_gangrun_lazy conda "${CONDA_EXE:+${CONDA_EXE%/bin/conda}/etc/profile.d/conda.sh}"',
-        b'"${BASH_CMDS[conda]:+${BASH_CMDS[conda]%/*/conda}/etc/profile.d/conda.sh}"',
-        b"{~/{miniconda3,anaconda3,miniforge3,mambaforge},/opt/{conda,miniconda3,miniforge3}}/etc/profile.d/conda.sh;",
-        b"unset -f _gangrun_lazy;",
-        b"",
-    )
-)
 NO_MORE = 0
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -64,7 +46,7 @@ def prepared(script: bytes) -> tuple[list[str], bytes]:
     if b"\0" in script:
         raise UsageError("the script holds NUL bytes: it is a program, not a bash script; call it from one")
     first = script.split(b"\n", 1)[0]
-    return (_shebang_options(os.fsdecode(first)) if first.startswith(b"#!") else []), PRELUDE + script
+    return (_shebang_options(os.fsdecode(first)) if first.startswith(b"#!") else []), script
 
 
 def _shebang_options(line: str) -> list[str]:
@@ -75,6 +57,8 @@ def _shebang_options(line: str) -> list[str]:
         raise UsageError(
             f"the script begins with {line!r}, but scripts run under bash: call the program from a bash script"
         )
+    if any("s" in word or "c" in word for word in words[1:] if word[:1] == "-" and word[:2] != "--"):
+        raise UsageError(f"the script begins with {line!r}: bash would not read the script with -c or -s")
     return words[1:]
 
 
@@ -123,6 +107,7 @@ class Script:
 
     def __init__(self, text: bytes, environ: dict[str, str]) -> None:
         options, body = prepared(text)
+        environ = {**shell_functions(body, environ), **environ}
         # The script lives in memory: no file to leave behind, no full disk, nothing to edit under bash's feet.
         self._memory = _memory_file()
         write_all(self._memory, body)

@@ -71,6 +71,7 @@ RANK_STOPPED = "stopped"
 RANK_DONE = "done"
 RANK_FAILED = "failed"
 RANK_BROKEN = "broken"
+RANK_LOST = "lost"  # in reports only: it left no word
 RANK_ENDED_STATES = (RANK_STOPPED, RANK_DONE, RANK_FAILED, RANK_BROKEN)
 
 # --- What signal files say. A file that exists beforehand holds ARMED.
@@ -132,7 +133,10 @@ def variable_problem(name: object, value: object) -> str | None:
         return f"={type(value).__name__!r}: use a string or a number"
     if "\0" in str(value):
         return "='a NUL byte': use text without NUL, which no environment can carry"
-    size = len(f"{name}={value}".encode("utf-8", "surrogateescape"))
+    try:
+        size = len(f"{name}={value}".encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        return "='half of a surrogate pair': use text that is Unicode"
     if size > LONGEST_ENV_BYTES:
         return f"='{size} bytes': use at most {LONGEST_ENV_BYTES} bytes, name included, the kernel's limit"
     return None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 COPIED = ("node", "host", "address", "state", "started", "ended", "why")
 TAIL_LINES = 5
+LISTED_RANKS = 64
 TAIL_BYTES = 8192
 
 
@@ -29,7 +30,9 @@ def _rank_report(rank: int, record: Record, verdict: Verdict, cluster_nodes: int
     index = record.get("node_index")
     is_setup = verdict.state == protocol.FAILED_SETUP
     report["log"] = None if index is None else protocol.log_name(rank, index, cluster_nodes, is_setup)
-    if verdict.first_failed is not None and report["state"] in (protocol.RANK_STOPPED, protocol.RANK_STOPPING):
+    if report["state"] not in protocol.RANK_ENDED_STATES:
+        report["state"] = protocol.RANK_LOST
+    if verdict.first_failed not in (None, rank) and report["state"] in (protocol.RANK_STOPPED, protocol.RANK_LOST):
         report["why"] = f"stopped because rank {verdict.first_failed} failed"
     return report
 
@@ -40,13 +43,20 @@ def summary(job_id: str, verdict: Verdict, ranks: Sequence[dict[str, Any]], log_
     lines = [f"job {job_id} {verdict.state}{code} after {age_s:.1f} s"]
     lines += [verdict.reason] if verdict.reason else []
     if any(verdict.codes) and ranks:
-        lines.append(f"exit codes by rank: {verdict.codes}")
+        lines.append(f"exit codes by rank: {_codes(verdict.codes)}")
     log = None if verdict.first_failed is None else ranks[verdict.first_failed]["log"]
     tail = log_tail(os.path.join(log_dir, log)) if log else []
     if tail:
         lines.append("\n    | ".join([f"the end of {log}:", *tail]))
     lines.append(f"logs are in {log_dir}")
     return "".join(f"gangrun: {line}\n" for line in lines)
+
+
+def _codes(codes: Sequence[int]) -> str:
+    """The list; of a large gang how many ranks had which."""
+    if len(codes) <= LISTED_RANKS:
+        return str(list(codes))
+    return ", ".join(f"{code} ({codes.count(code)} ranks)" for code in sorted(set(codes)))
 
 
 def log_tail(path: str) -> list[str]:

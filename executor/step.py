@@ -36,9 +36,9 @@ class Step:
     """srun in a session of its own: a signal to the driver's group must not make it kill the tasks at once."""
 
     def __init__(
-        self, name: str, pid: int, stderr: int, loop: Loop, records: Callable[[], list[Record | None]]
+        self, argv: Sequence[str], pid: int, stderr: int, loop: Loop, records: Callable[[], list[Record | None]]
     ) -> None:
-        self.name = name
+        self.argv = argv
         self.pid = pid
         self.records = records  # what its ranks have written by now
         self.id: str | None = None  # JOB.STEP, known once the step has started
@@ -86,6 +86,10 @@ class Step:
             self._words += ("%s %d\n" % (SRUN_KILLED, os.WTERMSIG(status))).encode()
         self._loop.forget(self._stderr)
 
+    def _is_for_the_summary(self, line: bytes) -> bool:
+        """Why a step could not start is said once, at the end."""
+        return self.id is None and line.startswith(b"srun: error:")
+
     def terminate(self) -> None:
         """TERM to srun: a waiting request is taken back, a running step is killed at once."""
         self.send(signal.SIGTERM)
@@ -109,7 +113,7 @@ class Step:
         self._words = (self._words + chunk)[-WORDS_BYTES:]
         lines: list[bytes] = (self._unfinished + chunk).split(b"\n")
         self._unfinished = lines.pop()
-        shown = [line + b"\n" for line in lines if not NOISE.search(line)]
+        shown = [line + b"\n" for line in lines if not NOISE.search(line) and not self._is_for_the_summary(line)]
         if shown:
             tell(2, b"".join(shown))
 
@@ -122,7 +126,7 @@ class Steps:
         self._steps: dict[int, Step] = {}
 
     def start(
-        self, name: str, argv: Sequence[str], environ: Mapping[str, str], records: Callable[[], list[Record | None]]
+        self, argv: Sequence[str], environ: Mapping[str, str], records: Callable[[], list[Record | None]]
     ) -> Step:
         """Start an srun; raises GangrunError if there is none."""
         read_end, write_end = os.pipe()
@@ -131,7 +135,7 @@ class Steps:
             pid = spawn(list(argv), environ, stderr=write_end)
         finally:
             os.close(write_end)
-        step = self._steps[pid] = Step(name, pid, read_end, self._loop, records)
+        step = self._steps[pid] = Step(argv, pid, read_end, self._loop, records)
         self._loop.watch(read_end, step.on_words)
         return step
 

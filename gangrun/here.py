@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import shutil
 import sys
@@ -13,6 +15,8 @@ from executor import protocol
 from gangrun.task import Task
 
 LOCAL_JOB = "local"
+MOST_LOCAL_NODES = 256
+BATCH_SCRIPT = "slurm_script"  # the name under which slurmstepd starts every batch script
 
 
 class Place(NamedTuple):
@@ -29,25 +33,38 @@ class Place(NamedTuple):
         has_slurm = not is_local and shutil.which("srun") is not None
         if job_id and has_slurm:
             if nodes.isdigit() and num_nodes > int(nodes):
-                raise SpecError("num_nodes=%d: this allocation (job %s) has %s" % (num_nodes, job_id, nodes))
+                raise SpecError(f"num_nodes={num_nodes}: use at most {nodes}, the nodes of job {job_id}")
             return cls(job_id, "srun")
         if has_slurm:
             ways = "run this inside salloc or sbatch, or with --local"
             raise SpecError(f"Slurm is here, but {protocol.SLURM_JOB_ID} is not set: {ways}")
+        if num_nodes > MOST_LOCAL_NODES:
+            raise SpecError(f"num_nodes={num_nodes}: use at most {MOST_LOCAL_NODES} with the local launcher")
         return cls(LOCAL_JOB, "local", tuple(protocol.local_address(index) for index in range(num_nodes)))
 
 
 def run(task: Task, log_dir: str | None, grace_s: float, is_local: bool) -> NoReturn:
     """Become the driver of this task; the process ends with the job's exit code. Raises SpecError."""
     place = Place.find(task.num_nodes, is_local)
-    workdir = _workdir(task)
-    directory = _new_directory(place)
-    job = Job(
+    job = _job(task, place, log_dir, grace_s)
+    directory = _directory(place, task)
+    logs = job.log_dir if log_dir else os.path.join(directory, "logs")
+    job = dataclasses.replace(job, job_id=os.path.basename(directory), log_dir=logs)
+    driver = Bundle(job, render_driver(job)).write(directory)
+    for words in _words(place, task, is_local):
+        with contextlib.suppress(OSError):  # nobody listens: no reason not to run
+            print("gangrun: " + words, file=sys.stderr, flush=True)
+    os.execv(sys.executable, [sys.executable, driver])
+
+
+def _job(task: Task, place: Place, log_dir: str | None, grace_s: float) -> Job:
+    """The whole description, checked before anything is made; its directory is filled in later."""
+    return Job(
         slurm_job_id=place.slurm_job_id,
-        job_id=os.path.basename(directory),
+        job_id="run",
         num_nodes=task.num_nodes,
         cluster_ips=place.cluster_ips,
-        log_dir=os.path.abspath(os.path.expanduser(log_dir)) if log_dir else os.path.join(directory, "logs"),
+        log_dir=_log_directory(log_dir) if log_dir else "logs",
         run=task.run,
         setup=task.setup,
         task_name=task.name,
@@ -55,18 +72,38 @@ def run(task: Task, log_dir: str | None, grace_s: float, is_local: bool) -> NoRe
         env_vars=task.envs,
         setup_env_vars=task.envs,
         secrets=task.secrets,
-        workdir=workdir,
+        workdir=_workdir(task),
         grace_s=grace_s,
         launcher=place.launcher,
         one_shot=True,
     )
-    driver = Bundle(job, render_driver(job)).write(directory)
+
+
+def _words(place: Place, task: Task, is_local: bool) -> list[str]:
     if place.launcher == "local":
         why = "you said --local" if is_local else "no srun here"
         nodes = f"{task.num_nodes} node(s) as process groups on this machine"
-        with contextlib.suppress(OSError):  # nobody listens: no reason not to run
-            print(f"gangrun: {why}, so the embedded local launcher runs {nodes}", file=sys.stderr, flush=True)
-    os.execv(sys.executable, [sys.executable, driver])
+        return [f"{why}, so the embedded local launcher runs {nodes}"]
+    if _is_child_of_batch_script():
+        return ["say `exec gangrun run` in a batch script: Slurm signals its shell, and with the shell we die"]
+    return []
+
+
+def _is_child_of_batch_script() -> bool:
+    try:
+        with open(f"/proc/{os.getppid()}/cmdline", "rb") as file:
+            return any(os.path.basename(word) == BATCH_SCRIPT for word in os.fsdecode(file.read()).split("\0"))
+    except OSError:
+        return False
+
+
+def _log_directory(text: str) -> str:
+    path = os.path.abspath(os.path.expanduser(text))
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"--log-dir={text!r}: {error.strerror}") from error
+    return path
 
 
 def _workdir(task: Task) -> str:
@@ -76,18 +113,40 @@ def _workdir(task: Task) -> str:
     return workdir
 
 
-def _new_directory(place: Place) -> str:
-    """run-1, run-2, ...: mkdir(2) gives each number to one caller only."""
-    parent = os.path.dirname(protocol.job_directory(os.path.expanduser("~"), place.slurm_job_id, "run"))
+def _directory(place: Place, task: Task) -> str:
+    """That of the run that a requeue interrupted, else run-1, run-2, ...: mkdir(2) gives each to one caller."""
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise SpecError(f"HOME={home!r}: use an absolute path")
+    parent = os.path.dirname(protocol.job_directory(home, place.slurm_job_id, "run"))
     try:
         os.makedirs(parent, mode=0o700, exist_ok=True)
-        number = 1
-        while True:
-            try:
-                os.mkdir(os.path.join(parent, "run-%d" % number), 0o700)
-            except FileExistsError:
-                number += 1
-                continue
-            return os.path.join(parent, "run-%d" % number)
+        return _interrupted(parent, task) or _new_directory(parent)
     except OSError as error:
         raise SpecError(f"cannot make a directory in {parent}: {error.strerror}") from error
+
+
+def _interrupted(parent: str, task: Task) -> str | None:
+    if not os.environ.get(protocol.SLURM_RESTART_COUNT):
+        return None
+    for name in sorted(os.listdir(parent)):
+        try:
+            with open(os.path.join(parent, name, protocol.STATUS_NAME), encoding="utf-8") as file:
+                status = json.load(file)
+        except (OSError, ValueError):
+            continue
+        if status.get("state") == protocol.PENDING and status.get("task_name") == task.name:
+            return os.path.join(parent, name)
+    return None
+
+
+def _new_directory(parent: str) -> str:
+    number = 1
+    while True:
+        path = os.path.join(parent, f"run-{number}")
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            number += 1
+            continue
+        return path

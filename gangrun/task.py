@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from codegen.yamlfile import YamlMapping, read
 KEYS = ("name", "num_nodes", "resources", "envs", "secrets", "workdir", "setup", "run")
 RESOURCE_KEYS = ("cpus", "memory", "accelerators")
 ACCELERATORS = re.compile(r"([A-Za-z][\w.-]*)(?::(\d+))?")
+ACCELERATOR = re.compile(r"[A-Za-z][\w.-]*")
+RESERVED = ("CPU", "memory", "mem")
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\+?")
 MEMORY = re.compile(r"(\d+(?:\.\d+)?)(?:[gG][bB]?)?\+?")
 
@@ -77,6 +80,8 @@ def _accelerators(nested: YamlMapping) -> Mapping[str, float]:
     if value is None:
         return {}
     if isinstance(value, dict):
+        if not all(ACCELERATOR.fullmatch(str(name)) and str(name) not in RESERVED for name in value):
+            nested.fail("accelerators", f"accelerators={value!r}: use one name and a count such as {{H100: 8}}")
         return value
     match = ACCELERATORS.fullmatch(str(value))
     if match is None:
@@ -109,8 +114,11 @@ def _variables(mapping: YamlMapping, key: str, overrides: Mapping[str, str]) -> 
 
 
 def _variable(nested: YamlMapping, key: str, name: str, value: Any) -> str:
+    if value is None and key == "secrets":
+        value = os.environ.get(name)  # the way that shows it to nobody
     if value is None:
-        nested.fail(name, f"{key}: {name} has no value; give one here or with --env {name}=VALUE")
+        where = "in gangrun's own environment" if key == "secrets" else f"with --env {name}=VALUE"
+        nested.fail(name, f"{key}: {name} has no value; give one here or {where}")
     try:
         return checked_variable(name, value, f"{key}[{name!r}]")
     except SpecError as error:

@@ -126,7 +126,7 @@ def test_an_allocation_is_used_with_srun(desk: Desk) -> None:
     assert (done.returncode, done.stderr) == (0, "") and "rank 1 of 2" in done.stdout
     assert (desk.directory / ".gangrun" / "77" / "run-1" / protocol.STATUS_NAME).exists()
     too_many = desk.run("run", desk.task("num_nodes: 3\nrun: x"), **allocation)
-    assert (too_many.returncode, too_many.stderr) == (2, "gangrun: num_nodes=3: this allocation (job 77) has 2\n")
+    assert (too_many.returncode, too_many.stderr) == (2, "gangrun: num_nodes=3: use at most 2, the nodes of job 77\n")
 
 
 # --- what is wrong
