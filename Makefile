@@ -4,7 +4,7 @@ VENV ?= .venv
 WORKERS ?= 4
 READY := $(VENV)/ready
 
-.PHONY: demo test slow lint bench setup clean
+.PHONY: demo test slow soak lint bench setup clean
 demo: $(READY)
 	$(VENV)/bin/python -m tests.demo
 
@@ -13,6 +13,9 @@ test: $(READY)
 
 slow: $(READY)
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) -m slow
+
+soak: $(READY)
+	$(VENV)/bin/python -m tests.soak $(SOAK)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

@@ -81,6 +81,8 @@ def cluster_home(job: Job) -> str:
         raise UsageError(
             f"cluster_home={job.cluster_home!r}: no absolute path, and neither HOME nor a passwd entry says more"
         )
+    if not os.path.isdir(home):
+        raise UsageError(f"cluster_home={home!r} is not a directory: use one that all nodes share")
     return home
 
 

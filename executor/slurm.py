@@ -127,8 +127,8 @@ def _launch(options: Options, me: identity.Identity) -> protocol.Launch | None:
     if me.num_ranks == 1 or options.is_setup:
         return None
     home = options.cluster_home_dir or os.path.expanduser("~")
-    if not os.path.isabs(home):
-        say(me, "no home directory; give --cluster-home-dir, or the ranks will not wait for each other")
+    if not os.path.isabs(home) or not os.path.isdir(home):
+        say(me, f"no home directory ({home}); give --cluster-home-dir, or the ranks will not wait for each other")
         return None
     environ = os.environ
     # A requeued job has the same job id and step id; srun's port tells even a recycled job id apart.

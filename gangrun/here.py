@@ -116,8 +116,8 @@ def _workdir(task: Task) -> str:
 def _directory(place: Place, task: Task) -> str:
     """That of the run that a requeue interrupted, else run-1, run-2, ...: mkdir(2) gives each to one caller."""
     home = os.path.expanduser("~")
-    if not os.path.isabs(home):
-        raise SpecError(f"HOME={home!r}: use an absolute path")
+    if not os.path.isabs(home) or not os.path.isdir(home):
+        raise SpecError(f"HOME={home!r}: use the absolute path of a directory")
     parent = os.path.dirname(protocol.job_directory(home, place.slurm_job_id, "run"))
     try:
         os.makedirs(parent, mode=0o700, exist_ok=True)
