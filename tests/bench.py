@@ -94,18 +94,19 @@ class Bench:
         self, run: str | None = None, setup: str | None = None, *, nodes: int = 3, sbatch: str = "", **fields: Any
     ) -> Running:
         """Render a driver, submit it as the batch script of an allocation, and do not wait."""
-        name = fields.pop("job_id", "job")
-        values: dict[str, Any] = {"log_dir": str(self.directory / "logs"), "grace_s": 10.0, "python": sys.executable}
-        values.update(job_id=name, num_nodes=fields.pop("num_nodes", nodes), run=run, setup=setup, **fields)
-        job = Job(**values)
-        driver = self.write(job)
-        return Running(
-            self, self.batch(f"exec {sys.executable} {shlex.quote(driver)}", nodes, sbatch, job.resources), name
-        )
+        job = self.job(run=run, setup=setup, **{"num_nodes": nodes, **fields})
+        command = f"exec {self.python} {shlex.quote(self.write(job))}"
+        return Running(self, self.batch(command, nodes, sbatch, job.resources), job.job_id)
 
-    def write(self, job: Job) -> str:
+    def job(self, **fields: Any) -> Job:
+        """A job with this place's logs and interpreter."""
+        fixed = {"job_id": "job", "log_dir": str(self.directory / "logs"), "grace_s": 10.0, "python": self.python}
+        values: dict[str, Any] = {**fixed, **fields}
+        return Job(**values)
+
+    def write(self, job: Job, name: str = "driver") -> str:
         """Write a job's driver where all nodes see it; returns its path."""
-        return Bundle(job, render_driver(job)).write(str(self.directory / "driver"))
+        return Bundle(job, render_driver(job)).write(str(self.directory / name))
 
     def drive(
         self, run: str | None = None, setup: str | None = None, *, timeout_s: float = 60, **fields: Any

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import importlib.util
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -198,6 +199,20 @@ def test_the_disk_of_the_logs_fills(bench: Bench, fault: Fault, freed: bool) -> 
         assert re.fullmatch(r"\n\[gangrun: \d+ bytes could not be written here\]\nafter\n", log), log[-200:]
     row.ended(outcome, bench)
     row.saw("SUCCEEDED; " + told[0].replace(str(bench.directory), ""), 0)
+
+
+def test_somebody_removes_and_remakes_the_logs(bench: Bench, fault: Fault) -> None:
+    row = fault("the log directory is removed and made again while the scripts run")
+    job = bench.submit(run="echo up; until [ -e go ]; do sleep 0.1; done; echo bye")
+    eventually(lambda: all(job.log(name) for name in LOGS), 30)
+    shutil.rmtree(bench.directory / "logs")
+    (bench.directory / "logs").mkdir()
+    row.injected()
+    (bench.directory / "go").touch()
+    outcome = job.wait()
+    assert outcome.code == 0 and outcome.plain.count("bye") == 3
+    assert all(outcome.log(name).endswith("bye\n") for name in LOGS)
+    row.ended(outcome, bench)
 
 
 @pytest.mark.parametrize("how", ["sleep 4521 &", "setsid sleep 4521 &", "setsid nohup sleep 4521 &"])

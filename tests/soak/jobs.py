@@ -131,6 +131,7 @@ class Soak:
             kills += [(at, kill)] if at else []
         if time.monotonic() > self.deadline:
             self._scancel(str(running.job_id))
+            kills.append((time.time(), "scancel job"))
         running.wait(JOB_TIMEOUT_S)
         self._judge_cycles((directory / "codes").read_text(), kills)
         for problem in self._left(directory, any(kill == "driver" for _, kill in kills)):
