@@ -22,7 +22,7 @@ from executor.shared import SignalFile, read_bytes, read_text, write_record
 
 TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
 
@@ -51,41 +51,43 @@ def _give_up(options: Options | None, reason: str, code: int) -> int:
 
 
 def run(options: Options) -> int:
-    """The eight steps of a rank's life."""
+    """A rank's life in eight steps: parse the flags (done), find out who it is, and the six of `_live`."""
     _live_with_local_launcher()
-    script = options.script_text()
-    job_variables = _job_variables(options)
-    lookup = _lookup(options)
+    script, own_variables, lookup = options.script_text(), _job_variables(options), _lookup(options)
     me = identity.resolve(dict(os.environ), options.cluster_ips, lookup)
     if me.warning:
         say(me, me.warning)
     gang = _join(options, me)
     member = Member(options, me, gang)
     try:
-        _fire_alloc(options, me, gang)
-        variables = (
-            job_variables,
-            _identity_variables(options, me, _node_ips(options, me, member, lookup), job_variables),
+        ips = _node_ips(options, me, member, lookup)
+        return _live(
+            options, member, gang, script, (own_variables, _identity_variables(options, me, ips, own_variables))
         )
-        if options.setup_done_signal_file:
-            member.wait_for_go(SignalFile(options.setup_done_signal_file))
-        _enter_workdir(options)
-        environ = environment.for_script(os.environ, variables)
-        code = member.run_script(script, environ)
-        if code == 0 and not member.is_stopping:
-            member.wait_in_barrier()
-            _tidy(options, gang)
     except Leave as leave:
         if leave.state == protocol.RANK_BROKEN or not options.launch_dir:
             say(me, leave.reason)  # the driver has told the rest itself
         gang.end(leave.state, leave.code, leave.reason)
-        code = leave.code
+        return leave.code
     except (GangrunError, OSError) as error:
         code = getattr(error, "exit_code", protocol.EXIT_INFRASTRUCTURE)
         say(me, str(error))
         gang.end(protocol.RANK_BROKEN, code, str(error))
+        return int(code)
     finally:
         member.end_what_is_left()
+
+
+def _live(options: Options, member: Member, gang: Gang, script: bytes, variables: Iterable[Mapping[str, str]]) -> int:
+    """Say that the step has started, wait for setup, run the script, wait for the others; returns the script's code."""
+    _fire_alloc(options, gang)
+    if options.setup_done_signal_file:
+        member.wait_for_go(SignalFile(options.setup_done_signal_file))
+    _enter_workdir(options)
+    code = member.run_script(script, environment.for_script(os.environ, variables))
+    if code == 0 and not member.is_stopping:
+        member.wait_in_barrier()
+        _tidy(options, gang)
     return code
 
 
@@ -140,7 +142,8 @@ def _launch(options: Options, me: identity.Identity) -> protocol.Launch | None:
     )
 
 
-def _fire_alloc(options: Options, me: identity.Identity, gang: Gang) -> None:
+def _fire_alloc(options: Options, gang: Gang) -> None:
+    me = gang.me
     if not options.alloc_signal_file or me.rank != 0:
         return
     nodes = os.environ.get(protocol.SLURM_STEP_NODELIST, ",".join(me.hosts))
