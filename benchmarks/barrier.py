@@ -28,7 +28,7 @@ from executor import protocol
 from executor.gang import Gang
 from executor.identity import Identity
 from executor.loop import Timer
-from executor.member import ORDER_FIRST_S, ORDER_LONGEST_S, poll_interval_s
+from executor.member import ORDER_FIRST_S, ORDER_LONGEST_S
 from executor.options import Options
 
 SIZES = (8, 64, 512, 1024, 4096)
@@ -194,11 +194,12 @@ class Rank:
         self._clock.cancel(self._ear)
         self.gang.end(protocol.RANK_DONE, 0)
         self._barrier = self.gang.barrier()
-        self._poll = Timer(self._look, protocol.POLL_FIRST_S, poll_interval_s(self._num_ranks))
+        self._poll = Timer(self._look, protocol.POLL_FIRST_S, self._barrier.interval_s())
         self._poll.due = self._clock.now
         self._clock.add(self._poll)
 
     def _look(self) -> None:
+        self._poll.longest_s = self._barrier.interval_s()
         if self._barrier.is_over():
             self.released = self._clock.now
             self._clock.cancel(self._poll)

@@ -156,9 +156,14 @@ def _watch(bed: Bed, job: int, driver: Sequence[str]) -> dict[str, Used]:
         if not pid:
             found = [p.pid for p in bed.cluster.processes(head) if p.cmdline == " ".join(driver)]
             pid = found[0] if found else 0
-        for name, one in [("driver", pid), *(("srun", one) for one in children(pid))] if pid else []:
+        for name, one in (
+            [("driver", pid), *(("srun", one) for one in children(pid) if child.command_of(one).startswith("srun "))]
+            if pid
+            else []
+        ):
             now = _used(one)
-            used[name] = max(now, used.get(name, now))
+            before = used.get(name, now)
+            used[name] = Used(max(now.peak_mb, before.peak_mb), max(now.cpu_s, before.cpu_s))
         time.sleep(LOOK_S)
     return used
 

@@ -59,7 +59,7 @@ def render_driver(job: Job) -> str:
 def run_options(job: Job) -> list[str]:
     """srun's options for the run step. `--wait=0`: a rank that ends early does not end the others."""
     return [
-        *_common_options(job, "gangrun-" + job.job_id),
+        *_common_options(job, protocol.step_name(job.job_id, is_setup=False)),
         "--exclusive",
         "--cpus-per-task=%d" % job.resources.cpus,
         "--mem=0",
@@ -69,7 +69,7 @@ def run_options(job: Job) -> list[str]:
 def setup_options(job: Job) -> list[str]:
     """srun's options for the setup step, which shares the nodes that the run step already holds."""
     return [
-        *_common_options(job, f"gangrun-{job.job_id}-setup"),
+        *_common_options(job, protocol.step_name(job.job_id, is_setup=True)),
         "--overlap",
         "--cpus-per-task=%d" % job.resources.cpus,
         "--mem=0",

@@ -34,8 +34,8 @@ from executor.output import tell
 from executor.protocol import GangrunError, UsageError
 from executor.report import rank_reports, summary
 from executor.shared import SignalFile, read_record, write_in_place, write_private
-from executor.step import Step, Steps
-from executor.verdict import Verdict, judge
+from executor.step import SEEN_STOPPING_S, Step, Steps, end_orphaned_sruns
+from executor.verdict import CANCEL_WORDS, Verdict, judge
 
 __all__ = ["Driver", "Job", "gpu_request", "local_launcher", "main", "nodes_of_this_job", "this_slurm_job"]
 
@@ -92,7 +92,7 @@ class Driver:
         home = cluster_home(job)
         self._directory = JobDirectory(protocol.job_directory(home, job.slurm_job_id, job.job_id), job)
         try:
-            self.launch = self._directory.new_attempt()
+            self.launch = self._directory.new_attempt(self._end_steps_of_a_dead_driver)
             self._arm()
         except OSError as error:
             self._directory.clean()
@@ -100,6 +100,13 @@ class Driver:
         self._loop.every(HEARTBEAT_S, HEARTBEAT_S, self._beat)
         self._directory.enter(protocol.PENDING)
         return self
+
+    def _end_steps_of_a_dead_driver(self) -> None:
+        """It held the lock before us and left its attempt: its sruns live on, and hold the nodes that we need."""
+        names = [protocol.step_name(self._job.job_id, is_setup) for is_setup in (False, True)]
+        for step in slurm_commands.steps_named(self._job.slurm_job_id, names):
+            slurm_commands.scancel(step)
+        end_orphaned_sruns(self._job.slurm_job_id, names)
 
     # --- the calls of a driver, in their order
 
@@ -285,6 +292,9 @@ class Driver:
         if any(records):  # the step did start, and a rank ended it before rank 0 could say so
             self._directory.enter(protocol.RUNNING)
             raise Ended(judge(records, run.words, was_cancelled=False))
+        self._steps.run_loop_for(SEEN_STOPPING_S)  # srun may have ended of the same cancel that we are about to hear of
+        if any(word in run.words for word in CANCEL_WORDS):
+            raise Ended(judge(records, run.words, was_cancelled=True))
         asked = " ".join(word for word in run.argv if word.startswith(ASKED))
         words = run.words.strip() or f"srun ended with code {run.code} and said nothing"
         reason = f"the run step could not start: {words} (asked for {asked})"

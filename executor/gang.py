@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 
 from executor import protocol
 from executor.identity import Identity
@@ -18,6 +19,10 @@ from executor.shared import SignalFile, Watch, read_record, write_record
 TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
 if TYPE_CHECKING:
     from typing import Any, Callable
+
+
+OPEN_RECORDS_A_LOOK = 8
+RANK_0_LONGEST_S = 0.25
 
 
 class Leave(Exception):
@@ -55,6 +60,11 @@ class Patience:
             return None
         self._failing_since = None
         return answer
+
+
+def poll_interval_s(num_ranks: int) -> float:
+    """How often a waiting rank looks: soon for a few, seldom for a thousand, so that the server is asked no more."""
+    return min(protocol.POLL_LONGEST_S, max(protocol.POLL_STEADY_S, num_ranks / protocol.POLLS_PER_S))
 
 
 class Gang:
@@ -178,9 +188,16 @@ class Barrier:
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
         self._me = gang.me
-        self._open = list(range(1, gang.me.num_ranks)) if gang.me.rank == 0 else []
+        self._open = deque(range(1, gang.me.num_ranks) if gang.me.rank == 0 else ())
+        self._begun = time.monotonic()
         self._watches: dict[int, Watch] = {}
         self._next_sweep = time.monotonic()
+
+    def interval_s(self) -> float:
+        """When to look again: soon at first, seldom after a long wait; rank 0 not too seldom, as all wait for it."""
+        waited_s = time.monotonic() - self._begun
+        most_s = RANK_0_LONGEST_S if self._me.rank == 0 else protocol.POLL_LONGEST_S
+        return min(most_s, max(poll_interval_s(self._me.num_ranks), waited_s / 50))
 
     def is_over(self) -> bool:
         try:
@@ -197,13 +214,20 @@ class Barrier:
             return True
 
     def _all_done(self) -> bool:
+        """Looks at a few open records at a time, in turn: never at a thousand in one go when the last rank ends."""
         if self._me.rank != 0:
             return False
-        while self._open:
-            record = self._gang.peer(self._open[0])
+        still_open = 0
+        while self._open and still_open < OPEN_RECORDS_A_LOOK:
+            rank = self._open.popleft()
+            record = self._gang.peer(rank)
             if record is None or record["state"] not in protocol.RANK_ENDED_STATES:
-                return False
-            del self._open[0]
+                self._open.append(rank)
+                still_open += 1
+                if still_open >= len(self._open):
+                    break
+        if self._open:
+            return False
         self._gang.fire(protocol.GANG_DONE)
         return True
 

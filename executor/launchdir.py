@@ -46,15 +46,18 @@ class JobDirectory:
     def age_s(self) -> float:
         return time.monotonic() - self._begun
 
-    def new_attempt(self) -> protocol.Launch:
-        """Lock the job and make a directory that nobody has used. Raises GangrunError."""
-        try:
-            os.makedirs(self.path, mode=0o700, exist_ok=True)
-            self._take_lock()
-            self._remove(protocol.EXIT_CODE_NAME)
-            self._launch = protocol.Launch(self._unused_directory())
-        except OSError as error:
-            raise GangrunError(f"cannot write the job's directory {self.path}: {error.strerror}") from error
+    def new_attempt(self, end_old_steps: Callable[[], None]) -> protocol.Launch:
+        """Lock the job and make a directory that nobody uses. What lies there under our lock is a dead driver's: its
+        steps are ended first, then its files go. Raises OSError, and GangrunError if another driver lives."""
+        os.makedirs(self.path, mode=0o700, exist_ok=True)
+        self._take_lock()
+        self._remove(protocol.EXIT_CODE_NAME)
+        old = [name for name in os.listdir(self.path) if name.startswith(protocol.attempt_name(""))]
+        if old:
+            end_old_steps()
+        for name in old:
+            remove_tree(os.path.join(self.path, name))
+        self._launch = protocol.Launch(self._unused_directory())
         return self._launch
 
     def enter(self, state: str) -> None:
@@ -113,10 +116,7 @@ class JobDirectory:
         """Take away what only this attempt needed: signals, records, scripts, variables."""
         if self._launch is None:
             return
-        for directory, _, names in os.walk(self._launch.directory, topdown=False):
-            for name in names:
-                _quietly(os.unlink, os.path.join(directory, name))
-            _quietly(os.rmdir, directory)
+        remove_tree(self._launch.directory)
         os.close(self._lock)
 
     def _take_lock(self) -> None:
@@ -146,6 +146,13 @@ class JobDirectory:
 
     def _remove(self, name: str) -> None:
         _quietly(os.unlink, os.path.join(self.path, name))
+
+
+def remove_tree(path: str) -> None:
+    for directory, _, names in os.walk(path, topdown=False):
+        for name in names:
+            _quietly(os.unlink, os.path.join(directory, name))
+        _quietly(os.rmdir, directory)
 
 
 def _quietly(action: Any, path: str) -> None:

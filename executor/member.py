@@ -8,7 +8,7 @@ import signal
 import time
 
 from executor import protocol
-from executor.gang import Gang, Leave, Patience, say
+from executor.gang import Gang, Leave, Patience, poll_interval_s, say
 from executor.identity import Identity
 from executor.loop import Arrival, Loop, Timer
 from executor.options import Options
@@ -35,11 +35,6 @@ ORDER_LONGEST_S = 2.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 CODES_OF_STOP = tuple(protocol.exit_code_of_signal(number) for number in STOP_SIGNALS)
 TOLD_LATE_S = 0.2  # proctrack/linuxproc signals the script itself, perhaps before it signals us
-
-
-def poll_interval_s(num_ranks: int) -> float:
-    """How often a waiting rank looks: soon for a few, seldom for a thousand, so that the server is asked no more."""
-    return min(protocol.POLL_LONGEST_S, max(protocol.POLL_STEADY_S, num_ranks / protocol.POLLS_PER_S))
 
 
 class Member:
@@ -114,15 +109,17 @@ class Member:
             return
         self._is_in_barrier = True
         barrier = self._gang.barrier()
-        self._wait_until(lambda: barrier.is_over() or None)
+        self._wait_until(lambda: barrier.is_over() or None, barrier.interval_s)
 
-    def _wait_until(self, look: Callable[[], Any]) -> Any:
+    def _wait_until(self, look: Callable[[], Any], interval_s: Callable[[], float] | None = None) -> Any:
         def poll() -> None:
+            timer.longest_s = interval_s() if interval_s else steady_s
             answer = look()
             if answer is not None:
                 self._loop.stop(answer)
 
-        timer = self._loop.every(protocol.POLL_FIRST_S, poll_interval_s(self._me.num_ranks), poll)
+        steady_s = poll_interval_s(self._me.num_ranks)
+        timer = self._loop.every(protocol.POLL_FIRST_S, steady_s, poll)
         timer.due = 0.0
         try:
             return self._loop.run()

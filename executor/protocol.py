@@ -178,6 +178,11 @@ def attempt_name(restart_count: int | str) -> str:
     return f"attempt-{restart_count}"
 
 
+def step_name(job_id: str, is_setup: bool) -> str:
+    """The name of a driver's step in Slurm's lists."""
+    return f"gangrun-{job_id}-setup" if is_setup else f"gangrun-{job_id}"
+
+
 def local_address(index: int) -> str:
     """The address of a local "node": 127.0.0.1, 127.0.0.2, ...; Linux answers on all of 127.0.0.0/8."""
     number = index + 1

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from executor import protocol
@@ -81,6 +82,12 @@ def fate(slurm_job_id: str) -> Fate:
     restarts = RESTARTS.search(text)
     attempt = int(os.environ.get(protocol.SLURM_RESTART_COUNT) or 0)
     return Fate(restarts is not None and int(restarts.group(1)) > attempt, PREEMPTED.search(text) is not None)
+
+
+def steps_named(slurm_job_id: str, names: Sequence[str]) -> list[str]:
+    """The running steps of a job that have one of these names."""
+    listing = output_of(["squeue", "--steps", "--noheader", "--jobs=" + slurm_job_id, "--format=%i %j"]) or ""
+    return [line.split()[0] for line in listing.splitlines() if line.split()[1:] and line.split()[1] in names]
 
 
 def scancel(step: str, signal_name: str | None = None) -> bool:

@@ -204,3 +204,16 @@ class Steps:
 
     def _running(self) -> list[Step]:
         return [step for step in self._steps.values() if step.is_running]
+
+
+def end_orphaned_sruns(slurm_job_id: str, names: Sequence[str]) -> None:
+    """TERM to sruns of these steps on this host: one that still waits for its nodes is in no list of Slurm's."""
+    wanted = {b"--job-name=" + os.fsencode(name) for name in names}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+            if os.fsencode("--jobid=" + slurm_job_id) in words and wanted & set(words) and int(pid) != os.getpid():
+                os.kill(int(pid), signal.SIGTERM)
+        except OSError:
+            continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 # What srun says when a step did not end by itself (measured on 22.05 and 24.11).
 SRUN_KILLED = "srun was killed by signal"  # this one is ours
 LOSS_WORDS = ("Node failure on", "DUE TO NODE FAILURE", SRUN_KILLED)
+TASK_KILLED = re.compile(r"task (\d+): Killed")
 LIMIT_WORDS = ("DUE TO TIME LIMIT", "DUE TO PREEMPTION")
 CANCEL_WORDS = ("CANCELLED AT",)
 
@@ -53,6 +55,16 @@ def judge(records: Sequence[Record | None], srun_words: str, was_cancelled: bool
     if silent or told_to_stop:
         return _cancelled(codes, _line_with(srun_words, CANCEL_WORDS) or "the step was stopped from outside")
     return Verdict(protocol.SUCCEEDED, 0, codes)
+
+
+def _killed_before_cancel(srun_words: str, silent: Sequence[int]) -> int | None:
+    for line in srun_words.splitlines():
+        if any(word in line for word in CANCEL_WORDS):
+            return None
+        found = TASK_KILLED.search(line)
+        if found and int(found.group(1)) in silent:
+            return int(found.group(1))
+    return None
 
 
 def _cancelled(codes: list[int], reason: str) -> Verdict:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
 import sys
 import time
 from pathlib import Path
@@ -26,33 +24,51 @@ UNTIL_END = "echo up; until [ -e end ]; do sleep 0.1; done"
 NODE_LOSS_S = 90.0  # Slurm's ping cycle takes up to 28 s
 A_DEAD_DRIVERS_FILES = "the attempt's directory, readable by its owner only"
 
-# What breaks, in which phase, and on which node by which command; then state, words and code of the job.
+# State, words and code of a job; what breaks, in which phase, on which node by which command.
+End = tuple[str, str, int]
+SUCCEEDED = ("SUCCEEDED", "", 0)
 SRUN_LOST = ("FAILED_DRIVER", "srun was killed by signal 9", 125)
-RANK_LOST = "was killed before it could say why"
 CANCELLED = ("CANCELLED", "CANCELLED AT", 143)
 BY_SIGNAL = ("CANCELLED", "cancelled by signal 15", 143)
+LOST = [("FAILED", f"rank {rank} on {protocol.node_name(rank)} was killed", 137) for rank in range(3)]
 BROKEN = [
-    ("the srun of the run step is killed with -9", "waiting", "n1", "kill -9 {srun run}", *SRUN_LOST),
-    ("the srun of the run step is killed with -9", "setup", "n1", "kill -9 {srun run}", *SRUN_LOST),
-    ("the srun of the setup step is killed with -9", "setup", "n1", "kill -9 {srun setup}", *SRUN_LOST),
-    ("the srun of the run step is killed with -9", "running", "n1", "kill -9 {srun run}", *SRUN_LOST),
-    ("the srun of the run step is killed with -9", "barrier", "n1", "kill -9 {srun run}", *SRUN_LOST),
-    ("the srun of the run step gets TERM", "running", "n1", "kill -TERM {srun run}", *CANCELLED),
-    ("the executor of rank 0 is killed with -9", "running", "n1", "kill -9 {run 0}", "FAILED", "0 on head " + RANK_LOST, 137),
-    ("the executor of rank 1 is killed with -9", "running", "n2", "kill -9 {run 1}", "FAILED", "1 on worker1 " + RANK_LOST, 137),
-    ("the executor of rank 2 is killed with -9", "setup", "n3", "kill -9 {run 2}", "FAILED", "2 on worker2 " + RANK_LOST, 137),
-    ("setup's executor of rank 0 is killed with -9", "setup", "n1", "kill -9 {setup 0}", "FAILED_SETUP", "0 on head " + RANK_LOST, 137),
-    ("the executor of rank 1, whose script is done, is killed with -9", "barrier", "n2", "kill -9 {run 1}", "FAILED", "rank 1 on worker1 was killed", 137),
-    ("the script of rank 1 is killed with -9", "running", "n2", "pkill -9 -x -f {marker}", "FAILED", "rank 1 on worker1 failed first (exit code 137, signal 9)", 137),
-    ("scancel JOB.0, the run step", "running", "ctl", "scancel {job}.0", *CANCELLED),
-    ("scancel JOB.0, the run step", "setup", "ctl", "scancel {job}.0", *CANCELLED),
-    ("scancel JOB.1, the setup step", "setup", "ctl", "scancel {job}.1", "FAILED_SETUP", "CANCELLED AT", 143),
-    ("scancel --batch --signal=TERM JOB: only the driver hears it", "running", "ctl", "scancel -b -s TERM {job}", *BY_SIGNAL),
-    ("scancel JOB before the run step has begun", "waiting", "ctl", "scancel {job}", *BY_SIGNAL),
-]  # fmt: skip
+    ("the srun of the run step is killed with -9", "waiting", "n1: kill -9 {srun run}", SRUN_LOST),
+    ("the srun of the run step is killed with -9", "setup", "n1: kill -9 {srun run}", SRUN_LOST),
+    ("the srun of the setup step is killed with -9", "setup", "n1: kill -9 {srun setup}", SRUN_LOST),
+    ("the srun of the run step is killed with -9", "running", "n1: kill -9 {srun run}", SRUN_LOST),
+    ("the srun of the run step is killed with -9", "barrier", "n1: kill -9 {srun run}", SRUN_LOST),
+    ("the srun of the run step gets TERM", "running", "n1: kill -TERM {srun run}", CANCELLED),
+    ("the executor of rank 0 is killed with -9", "running", "n1: kill -9 {run 0}", LOST[0]),
+    ("the executor of rank 1 is killed with -9", "running", "n2: kill -9 {run 1}", LOST[1]),
+    ("the executor of rank 2, which waits, is killed with -9", "setup", "n3: kill -9 {run 2}", LOST[2]),
+    ("setup's executor of rank 0 is killed with -9", "setup", "n1: kill -9 {setup 0}", ("FAILED_SETUP", *LOST[0][1:])),
+    ("the executor of rank 1, whose script is done, is killed with -9", "barrier", "n2: kill -9 {run 1}", LOST[1]),
+    (
+        "a script's program is killed with -9",
+        "running",
+        "n2: pkill -9 -xf {m}",
+        ("FAILED", "worker1 failed first", 137),
+    ),
+    ("scancel JOB.0, the run step", "running", "ctl: scancel {job}.0", CANCELLED),
+    ("scancel JOB.0, the run step", "setup", "ctl: scancel {job}.0", CANCELLED),
+    ("scancel JOB.1, the setup step", "setup", "ctl: scancel {job}.1", ("FAILED_SETUP", *CANCELLED[1:])),
+    ("TERM to the batch script only (scancel --batch)", "running", "ctl: scancel -b -s TERM {job}", BY_SIGNAL),
+    ("scancel JOB before the run step has begun", "waiting", "ctl: scancel {job}", BY_SIGNAL),
+]
+OUTAGES = [
+    ("slurmd of a worker is killed with -9, and started again", ("stop_slurmd", "n2", 9), ("start_slurmd", "n2")),
+    ("the network link of a worker is cut, and mended", ("cut_link", "n2"), ("mend_link", "n2")),
+    ("the controller is stopped, and started again", ("stop_controller",), ("start_controller",)),
+]
+STUCK = [("setup", "the setup step ignores TERM"), ("running", "the script of a rank is stopped (SIGSTOP)")]
+LOSSES = [
+    ("a worker loses its power", "n2", "power_off"),
+    ("the head loses its power, the driver with it", "n1", "power_off"),
+    ("a worker is cut off for ever", "n2", "cut_link"),
+]
 
 
-def begin(bench: Bench, phase: str, marker: str, **fields: Any) -> Running:
+def begin(bench: Bench, phase: str, marker: str, stubborn: str = "", **fields: Any) -> Running:
     """A job of three nodes that has come to `waiting` (for its nodes), `setup`, `running` or `barrier` (rank 1)."""
     fields = {"grace_s": 2.0, "run": f"echo up; exec {marker}", **fields}
     if phase == "waiting":
@@ -62,7 +78,7 @@ def begin(bench: Bench, phase: str, marker: str, **fields: Any) -> Running:
         find_srun(job, "run")
         return job
     if phase == "setup":
-        fields["setup"] = f"echo up; exec {marker}"
+        fields["setup"] = f"{stubborn}echo up; exec {marker}"
     if phase == "barrier":
         fields["run"] = f"echo up; [ $SKYPILOT_NODE_RANK = 1 ] || exec {marker}"
     job = bench.submit(**fields)
@@ -99,19 +115,22 @@ def find_srun(job: Running, step: str) -> str:
     return eventually(look, 30, f"the srun of the {step} step")
 
 
-def filled(command: str, job: Running, marker: str) -> list[str]:
-    """The command with the pids and names that it asks for."""
+def run_in_node(command: str, job: Running, marker: str) -> None:
+    """`NODE: command`, with the pids and names that it asks for in braces."""
     for step in ("run", "setup"):
         if f"srun {step}" in command:
             command = command.replace("{srun %s}" % step, find_srun(job, step))
         for rank in (rank for rank in range(3) if "{%s %d}" % (step, rank) in command):
-            pid = eventually(lambda: record(job, step, rank).get("pid"))  # noqa: B023
-            command = command.replace("{%s %d}" % (step, rank), str(pid))
-    return [word.replace("{job}", str(job.job_id)).replace("{marker}", marker) for word in command.split()]
+            eventually(lambda: record(job, step, rank))  # noqa: B023
+            command = command.replace("{%s %d}" % (step, rank), str(record(job, step, rank)["pid"]))
+    driver = job.status().get("driver", {}).get("pid")
+    node, *words = command.replace("{job}", str(job.job_id)).replace("{driver}", str(driver)).split()
+    job.bench.cluster.run(node.rstrip(":"), [word.replace("{m}", marker) for word in words])
 
 
-def finish(row: Row, job: Running, marker: str, state: str, words: str, code: int, bound_s: float = 30) -> Outcome:
-    """The job ends in time with the state, the words and the code; nothing is left; the next one finds its nodes."""
+def finish(row: Row, job: Running, marker: str, end: End, bound_s: float = 30) -> Outcome:
+    """The job ends like this, in time; nothing is left; the next one finds its nodes."""
+    state, words, code = end
     outcome = job.wait(bound_s + 60)
     row.ended(outcome, job.bench, marker)
     assert (outcome.status["state"], words in row.seen) == (state, True), row.seen
@@ -127,16 +146,13 @@ def no_step_is_left(job: Running) -> None:
     assert (following.code, following.status["state"]) == (0, "SUCCEEDED"), following.output
 
 
-@pytest.mark.parametrize("words, phase, node, command, state, reason, code", BROKEN)
-def test_a_part_dies(
-    bench: Bench, fault: Fault, words: str, phase: str, node: str, command: str, state: str, reason: str, code: int
-) -> None:
+@pytest.mark.parametrize("words, phase, command, end", BROKEN)
+def test_a_part_dies(bench: Bench, fault: Fault, words: str, phase: str, command: str, end: End) -> None:
     row = fault(f"{words}; phase: {phase}")
     job = begin(bench, phase, "sleep 4401")
-    argv = filled(command, job, "sleep 4401")
     row.injected()
-    bench.cluster.run(node, argv)
-    finish(row, job, "sleep 4401", state, reason, code)
+    run_in_node(command, job, "sleep 4401")
+    finish(row, job, "sleep 4401", end)
 
 
 @pytest.mark.parametrize("phase", ["waiting", "setup", "running", "barrier"])
@@ -186,18 +202,27 @@ def test_the_driver_is_killed_where_slurm_does_not_notice(bench: Bench, fault: F
     bench.cluster.run("ctl", ["scancel", str(held)])
 
 
-@pytest.mark.parametrize("what", ["its setup ignores TERM", "a script is stopped (SIGSTOP)"])
-@pytest.mark.parametrize("how", ["scancel JOB", "TERM to the driver"])
-def test_what_is_stuck_is_cancelled(bench: Bench, fault: Fault, what: str, how: str) -> None:
-    row = fault(f"a job is stuck, {what}; then {how}")
-    if "setup" in what:
-        job = begin(bench, "setup", "sleep 4406", setup="trap '' TERM; echo up; exec sleep 4406")
-    else:
-        job = begin(bench, "running", "sleep 4406")
-        bench.cluster.run("n2", ["pkill", "-STOP", "-x", "-f", "sleep 4406"])
+@pytest.mark.parametrize("phase, what", STUCK)
+@pytest.mark.parametrize("how", ["ctl: scancel {job}", "n1: kill -TERM {driver}"])
+def test_what_is_stuck_is_cancelled(bench: Bench, fault: Fault, phase: str, what: str, how: str) -> None:
+    row = fault(f"{what}; then {'scancel JOB' if 'scancel' in how else 'TERM to the driver'}")
+    job = begin(bench, phase, "sleep 4406", stubborn="trap '' TERM; " if phase == "setup" else "")
+    if phase == "running":
+        run_in_node("n2: pkill -STOP -xf {m}", job, "sleep 4406")
     row.injected()
-    bench.cluster.run("ctl", ["scancel", str(job.job_id)]) if how == "scancel JOB" else kill(job, "driver", "TERM")
-    finish(row, job, "sleep 4406", *BY_SIGNAL)
+    run_in_node(how, job, "sleep 4406")
+    finish(row, job, "sleep 4406", BY_SIGNAL)
+
+
+def test_the_driver_is_stopped_for_a_while(bench: Bench, fault: Fault) -> None:
+    row = fault("the driver is stopped for 3 s (SIGSTOP, SIGCONT)")
+    job = begin(bench, "running", "", run=UNTIL_END)
+    row.injected()
+    kill(job, "driver", "STOP")
+    time.sleep(3)
+    (bench.directory / "end").touch()
+    kill(job, "driver", "CONT")
+    finish(row, job, "", SUCCEEDED)
 
 
 @pytest.mark.slow
@@ -213,19 +238,11 @@ def test_a_rank_never_reports(bench: Bench, fault: Fault, what: str) -> None:
     else:
         job = bench.submit(**fields)
         until_up(job)
-        bench.cluster.run("n2", filled("kill -STOP {run 1}", job, ""))
+        run_in_node("n2: kill -STOP {run 1}", job, "")
     row.injected()
     (bench.directory / "end").touch()
-    outcome = finish(row, job, "sleep 4407", "FAILED", "has not been heard of for", 137, bound_s=60)
+    outcome = finish(row, job, "sleep 4407", ("FAILED", "has not been heard of for", 137), bound_s=60)
     assert "rank 1 " in outcome.status["reason"]
-
-
-HARMLESS = [
-    ("slurmd of a worker is killed with -9 and started again 2 s later", "slurmd"),
-    ("the network link of a worker is cut for 3 s", "link"),
-    ("the driver is stopped for 3 s (SIGSTOP, SIGCONT)", "driver"),
-    ("the controller is down for 3 s while the scripts run", "controller"),
-]
 
 
 class TestOnAClusterOfItsOwn:
@@ -233,66 +250,45 @@ class TestOnAClusterOfItsOwn:
     def bench(self, own_cluster: BootCluster, shared_dir: Path) -> Bench:
         return Bench(own_cluster(slurmd_timeout_s=5), shared_dir)
 
-    @pytest.mark.parametrize("words, part", HARMLESS)
-    def test_a_short_outage_does_no_harm(self, bench: Bench, fault: Fault, words: str, part: str) -> None:
-        row, cluster = fault(words), bench.cluster
+    @pytest.mark.parametrize("words, break_it, mend_it", OUTAGES)
+    def test_an_outage_of_3_s(self, bench: Bench, fault: Fault, words: str, break_it: Any, mend_it: Any) -> None:
+        row = fault(f"{words} 3 s later")
         job = begin(bench, "running", "", run=UNTIL_END)
         row.injected()
-        break_it = {
-            "slurmd": lambda: cluster.stop_slurmd("n2", signal.SIGKILL),
-            "link": lambda: cluster.cut_link("n2"),
-            "driver": lambda: kill(job, "driver", "STOP"),
-            "controller": lambda: cluster.stop_controller(signal.SIGKILL),
-        }
-        mend_it = {
-            "slurmd": lambda: cluster.start_slurmd("n2"),
-            "link": lambda: cluster.mend_link("n2"),
-            "driver": lambda: kill(job, "driver", "CONT"),
-            "controller": lambda: cluster.start_controller(),
-        }
-        break_it[part]()
+        getattr(bench.cluster, break_it[0])(*break_it[1:])
         time.sleep(3)
-        mend_it[part]()
+        getattr(bench.cluster, mend_it[0])(*mend_it[1:])
         (bench.directory / "end").touch()
-        finish(row, job, "", "SUCCEEDED", "", 0, bound_s=60)
+        finish(row, job, "", SUCCEEDED, bound_s=60)
 
     def test_slurmstepd_is_killed(self, bench: Bench, fault: Fault) -> None:
         row = fault("slurmstepd of the run step is killed with -9 on one node")
         job = begin(bench, "running", "sleep 4410")
         row.injected()
-        bench.cluster.run("n2", ["pkill", "-KILL", "-f", rf"slurmstepd: \[{job.job_id}\.0\]"])
-        finish(row, job, "sleep 4410", "FAILED_DRIVER", "n2", 125, bound_s=60)
+        run_in_node(r"n2: pkill -KILL -f slurmstepd:.\[{job}\.0\]", job, "")
+        finish(row, job, "sleep 4410", ("FAILED_DRIVER", "rank 1 on worker1", 125), bound_s=60)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("what", ["power_off", "cut_link"])
-    def test_a_worker_is_lost(self, bench: Bench, fault: Fault, what: str) -> None:
-        is_off = what == "power_off"
-        row = fault(f"a worker {'loses its power' if is_off else 'is cut off for ever'}; job without --requeue")
+    @pytest.mark.parametrize("words, node, what", LOSSES)
+    def test_a_node_is_lost(self, bench: Bench, fault: Fault, words: str, node: str, what: str) -> None:
+        row = fault(f"{words}; job without --requeue")
         job = begin(bench, "running", "sleep 4411", sbatch="--no-requeue", liveness_timeout_s=20.0)
         row.injected()
-        getattr(bench.cluster, what)("n2")
-        outcome = job.wait(NODE_LOSS_S)
-        row.ended(outcome, bench)
-        assert (outcome.status["state"], outcome.status["exit_code"]) == ("FAILED_DRIVER", 125), row.seen
-        assert "n2" in row.seen or "DUE TO NODE FAILURE" in row.seen
-        eventually(lambda: not left_on(bench, "sleep 4411"), 60, "the node that is cut off runs on")
-        bench.cluster.power_on("n2") if is_off else bench.cluster.mend_link("n2")
-        bench.cluster.wait_idle()
-        no_step_is_left(job)
-
-    @pytest.mark.slow
-    def test_the_head_is_lost(self, bench: Bench, fault: Fault) -> None:
-        row = fault("the head node loses its power, the driver with it; job without --requeue")
-        job = begin(bench, "running", "sleep 4412", sbatch="--no-requeue")
-        row.injected()
-        bench.cluster.power_off("n1")
+        getattr(bench.cluster, what)(node)
         end = bench.cluster.wait_job(job.job_id, NODE_LOSS_S)
-        row.saw(f"Slurm: {end.state}; status.json keeps {job.status()['state']}")
-        row.left = A_DEAD_DRIVERS_FILES
-        assert (end.state, job.status()["state"]) == ("NODE_FAIL", "RUNNING")
-        bench.cluster.power_on("n1")
+        if node == "n1":
+            row.saw(f"Slurm: {end.state}; status.json keeps {job.status()['state']}", f"0:{end.signal}")
+            row.left = A_DEAD_DRIVERS_FILES
+            assert (end.state, job.status()["state"]) == ("NODE_FAIL", "RUNNING")
+        else:
+            row.ended(job.wait(), bench)
+            assert row.seen.startswith("FAILED_DRIVER: ") and row.code == "125", row.seen
+            assert "Node failure on n2" in row.seen or "DUE TO NODE FAILURE" in row.seen
+        if what == "cut_link":
+            eventually(lambda: not bench.left_behind("sleep 4411"), 60, "the node that is cut off goes on")
+        bench.cluster.mend_link(node) if what == "cut_link" else bench.cluster.power_on(node)
         bench.cluster.wait_idle()
-        assert not bench.left_behind("sleep 4412")
+        assert not bench.left_behind("sleep 4411")
         no_step_is_left(job)
 
     @pytest.mark.slow
@@ -314,35 +310,24 @@ class TestOnAClusterOfItsOwn:
         no_step_is_left(job)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("phase", ["setup", "running"])
-    def test_the_controller_is_down_at_a_cancel(self, bench: Bench, fault: Fault, phase: str) -> None:
-        row = fault(f"the controller is down when the driver gets TERM; phase: {phase}")
-        job = begin(bench, phase, "sleep 4415")
+    @pytest.mark.parametrize("phase, end", [("setup", BY_SIGNAL), ("running", BY_SIGNAL), ("running", SUCCEEDED)])
+    def test_the_controller_is_down_at_the_end(self, bench: Bench, fault: Fault, phase: str, end: End) -> None:
+        is_cancel = end == BY_SIGNAL
+        what = "the driver gets TERM" if is_cancel else "the scripts and then the driver end"
+        row = fault(f"the controller is down when {what}; phase: {phase}")
+        job = begin(bench, phase, "sleep 4415", **({} if is_cancel else {"run": UNTIL_END}))
         bench.cluster.stop_controller()
         row.injected()
-        kill(job, "driver", "TERM")
-        job.wait_state("CANCELLED", timeout_s=90)
+        kill(job, "driver", "TERM") if is_cancel else (bench.directory / "end").touch()
+        eventually((job.job_directory / protocol.EXIT_CODE_NAME).exists, 90)
         eventually(lambda: not bench.left_behind("sleep 4415"), 20)
         bench.cluster.start_controller()
-        finish(row, job, "sleep 4415", *BY_SIGNAL, bound_s=120)
-
-    @pytest.mark.slow
-    def test_the_controller_is_down_at_the_end(self, bench: Bench, fault: Fault) -> None:
-        row = fault("the controller is down from before the scripts' end to after the driver's")
-        job = begin(bench, "running", "", run=UNTIL_END)
-        bench.cluster.stop_controller()
-        row.injected()
-        (bench.directory / "end").touch()
-        eventually((job.job_directory / protocol.EXIT_CODE_NAME).exists, 60)
-        bench.cluster.start_controller()
-        finish(row, job, "", "SUCCEEDED", "", 0, bound_s=120)
+        finish(row, job, "sleep 4415", end, bound_s=120)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("step, option", [("run", "--exclusive"), ("setup", "--overlap")])
     @pytest.mark.parametrize("is_back", [True, False])
-    def test_the_controller_is_down_when_a_step_is_created(
-        self, bench: Bench, fault: Fault, step: str, option: str, is_back: bool
-    ) -> None:
+    def test_no_controller_for_a_step(self, bench: Bench, fault: Fault, step: str, option: str, is_back: bool) -> None:
         row = fault(f"the controller is down when the {step} step is created, {'for 15 s' if is_back else 'for ever'}")
         shim = bench.directory / "srun"
         wait = "touch asked; until [ -e go ]; do sleep 0.1; done"
@@ -359,18 +344,12 @@ class TestOnAClusterOfItsOwn:
         else:
             job.wait_state("FAILED_DRIVER", timeout_s=400)
         bench.cluster.start_controller()
-        end = ("SUCCEEDED", "", 0) if is_back else ("FAILED_DRIVER", "Unable to contact slurm controller", 125)
-        finish(row, job, "", *end, bound_s=420)
+        no_controller = ("FAILED_DRIVER", "Unable to contact slurm controller", 125)
+        finish(row, job, "", SUCCEEDED if is_back else no_controller, bound_s=420)
 
     @pytest.mark.slow
     def test_the_time_limit(self, bench: Bench, fault: Fault) -> None:
         row = fault("the job's time limit is reached")
         job = begin(bench, "running", "sleep 4416", sbatch="--time=1")
         row.injected()
-        finish(row, job, "sleep 4416", "CANCELLED", "TIME LIMIT", 143, bound_s=120)
-
-
-def left_on(bench: Bench, marker: str) -> list[str]:
-    """As `left_behind`, of the nodes that are on."""
-    on = [node for node in bench.cluster.nodes if bench.cluster.is_on(node)]
-    return [p.cmdline for node in on for p in bench.cluster.processes(node) if marker in p.cmdline]
+        finish(row, job, "sleep 4416", ("CANCELLED", "TIME LIMIT", 143), bound_s=120)

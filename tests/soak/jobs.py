@@ -83,7 +83,9 @@ class Soak:
         return kill != "nothing" and self.signal(kill, str(running.bench.directory), chance) is not None
 
     def _scancel(self, what: str) -> bool:
-        return self.cluster.run(CONTROLLER, ["scancel", what], cwd="/", check=False).returncode == 0
+        """scancel's own code says nothing: it may complain and cancel all the same."""
+        self.cluster.run(CONTROLLER, ["scancel", what], cwd="/", check=False)
+        return True
 
     def signal(self, kill: str, mark: str, chance: random.Random) -> float | None:
         """When a part of a job was killed; None if there is none."""
@@ -126,7 +128,7 @@ class Soak:
         kills: list[tuple[float, str]] = []
         while not self.cluster.job(running.job_id).ended and time.monotonic() < self.deadline:
             time.sleep(chance.uniform(0.5, 6))
-            kill = chance.choice(("srun", "executor", "script", "driver TERM", "driver"))
+            kill = chance.choice(2 * ["srun", "executor", "script", "driver TERM"] + ["driver"])
             at = self.signal(kill, str(directory), chance)
             kills += [(at, kill)] if at else []
         if time.monotonic() > self.deadline:
@@ -144,11 +146,12 @@ class Soak:
             env_vars={"SOAK_DIR": str(directory)},
         )  # fmt: skip
         driver = Bundle(job, render_driver(job)).write(str(directory / "driver"))
-        state = r"""$(sed -n 's/^ "state": "\(.*\)",$/\1/p' .gangrun/*/cycles/status.json)"""
+        state = r"""s=$(sed -n 's/^ "state": "\(.*\)",$/\1/p' .gangrun/*/cycles/status.json)"""
         body = (
             f"cd {directory}; export LC_ALL=C; for ((i = 1; i <= {cycles}; i++)); do export SOAK_CYCLE=$i; "
+            "rm -f .gangrun/*/cycles/status.json; "  # else one that is killed at once seems to have ended as the last
             f"a=$EPOCHREALTIME; {sys.executable} {driver} >out-$i 2>&1; c=$?; b=$EPOCHREALTIME; "
-            f"echo $i $a $b $c {state} $(ls end-$i-* 2>/dev/null | wc -l) >>codes; rm -f end-$i-*; "
+            f"{state}; echo $i $a $b $c ${{s:-none}} $(ls end-$i-* 2>/dev/null | wc -l) >>codes; rm -f end-$i-*; "
             "[ $c != 0 ] || rm out-$i; done"
         )
         bench = Bench(self.cluster, directory)
