@@ -148,7 +148,7 @@ class Driver:
         ]
         setup = self._setup = self._start("setup", [*srun, *nodes], flags, is_setup=True)
         self._wait_for_setup(setup)
-        verdict = judge(self._records(is_setup=True), setup.words, was_cancelled=False)
+        verdict = judge(self._records(is_setup=True), setup.words, was_cancelled=False, srun_code=setup.code)
         if verdict.state == protocol.SUCCEEDED:
             return
         if self._run is not None:
@@ -169,7 +169,7 @@ class Driver:
         while run.is_running:
             self._steps.run_loop_for(PRIVATE_FILES_S if self._private_files else HEARTBEAT_S)
             self._remove_what_was_read()
-        raise Ended(judge(self._records(is_setup=False), run.words, was_cancelled=False))
+        raise Ended(judge(self._records(is_setup=False), run.words, was_cancelled=False, srun_code=run.code))
 
     # --- the end
 
@@ -294,7 +294,7 @@ class Driver:
             raise Ended(judge(records, run.words, was_cancelled=False))
         self._steps.run_loop_for(SEEN_STOPPING_S)  # srun may have ended of the same cancel that we are about to hear of
         if any(word in run.words for word in CANCEL_WORDS):
-            raise Ended(judge(records, run.words, was_cancelled=True))
+            raise Ended(judge(records, run.words, was_cancelled=False, srun_code=run.code))
         asked = " ".join(word for word in run.argv if word.startswith(ASKED))
         words = run.words.strip() or f"srun ended with code {run.code} and said nothing"
         reason = f"the run step could not start: {words} (asked for {asked})"
@@ -331,7 +331,7 @@ class Driver:
     def _beat(self) -> None:
         self._beats += 1
         try:
-            write_in_place(self.launch.heartbeat, b"%d\n" % self._beats)
+            write_in_place(self.launch.heartbeat, b"%19d\n" % self._beats)
         except OSError:
             pass
 

@@ -74,6 +74,8 @@ class Gang:
         self.me = me
         self.launch = launch
         self.liveness_timeout_s = options.liveness_timeout_s
+        self._was_told = False
+        self._absences = 0
         self.has_driver = options.launch_dir is not None
         self._is_setup = options.is_setup
         self._signal = SignalFile(launch.gang) if launch else None
@@ -115,8 +117,10 @@ class Gang:
         if self.launch is not None:
             try:
                 write_record(self._own_path(), self.record)
-            except OSError:
-                pass
+            except OSError as error:
+                if not self._was_told:
+                    self._was_told = True
+                    say(self.me, f"cannot write its record {self._own_path()}: {error.strerror}; the job goes on")
 
     def beat(self) -> None:
         self.tell(beat=self.record["beat"] + 1)
@@ -146,7 +150,17 @@ class Gang:
         return Barrier(self)
 
     def directory_is_there(self) -> bool:
-        return self.launch is None or os.path.isdir(self.launch.records(self._is_setup))
+        """False only if the file system says, twice in a row, that there is no such directory."""
+        try:
+            if self.launch is not None:
+                os.stat(self.launch.records(self._is_setup))
+        except FileNotFoundError:
+            self._absences += 1
+        except OSError:
+            pass
+        else:
+            self._absences = 0
+        return self._absences < 2
 
     def leave_no_files(self) -> None:
         """Without a driver the last one to leave removes the directory: rmdir(2) only works for it."""
@@ -243,9 +257,8 @@ class Barrier:
         for rank in self._open if self._me.rank == 0 else [0]:
             record = self._gang.peer(rank)
             watch = self._watches.setdefault(rank, Watch(limit_s))
-            if (record is None or record["state"] not in protocol.RANK_ENDED_STATES) and watch.is_silent(
-                record and record["beat"]
-            ):
+            is_open = self._me.rank != 0 or record is None or record["state"] not in protocol.RANK_ENDED_STATES
+            if is_open and watch.is_silent(record and record["beat"]):
                 say(self._me, "rank %d has not been heard of for %.0f s; not waiting for it" % (rank, watch.silent_s))
                 if self._me.rank == 0:
                     self._gang.fire(protocol.GANG_DONE)
@@ -257,4 +270,6 @@ def prepare_records(launch: protocol.Launch, num_ranks: int, is_setup: bool) -> 
     """Make every record before anybody looks for it: a name once not found may stay not found for a minute."""
     os.makedirs(launch.records(is_setup), mode=0o700, exist_ok=True)
     for rank in range(num_ranks):
-        os.close(os.open(launch.record(rank, is_setup), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        fd = os.open(launch.record(rank, is_setup), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.ftruncate(fd, max(protocol.RECORD_BYTES, os.fstat(fd).st_size))
+        os.close(fd)

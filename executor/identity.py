@@ -159,12 +159,18 @@ def _find_node(
             return position, found, ""
     if here in job_hosts and len(job_hosts) == len(entries):  # the order of `scontrol show hostnames`
         position = list(job_hosts).index(here)
-        place = f"took entry {position} ({entries[position]}), the place of {here} in {protocol.SLURM_JOB_NODELIST}"
-        return position, entries[position], "no address of this host is in the cluster's list; " + place
+        if not _is_anothers(entries[position], here, job_hosts, lookup):
+            place = f"took entry {position} ({entries[position]}), the place of {here} in {protocol.SLURM_JOB_NODELIST}"
+            address = _own_address(entries[position], here, own, lookup)
+            return position, address, "no address of this host is in the cluster's list; " + place
     raise GangrunError(
         f"this node is not in --cluster-ips={','.join(cluster_ips)}; tried: host name {own_name} -> {by_name}, "
         f"interface addresses {own}, {protocol.SLURMD_NODENAME}={here} -> {by_node_name}"
     )
+
+
+def _is_anothers(entry: str, here: str, job_hosts: Sequence[str], lookup: Resolver) -> bool:
+    return any(host != here and entry in (host, lookup(host)) for host in job_hosts)
 
 
 def _place_of_name(entries: Sequence[str], here: str, own_name: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -28,6 +29,7 @@ class JobDirectory:
         self._begun = time.monotonic()
         self._lock = -1
         self._was_told = False
+        self._is_published = False
         self._launch: protocol.Launch | None = None
         self._status: dict[str, Any] = {
             "version": protocol.VERSION,
@@ -82,7 +84,10 @@ class JobDirectory:
         self._append([self._event("rank_ended", report) for report in ranks])
         self.enter(verdict.state)
         if verdict.state in protocol.TERMINAL_STATES:
-            write_atomic(os.path.join(self.path, protocol.EXIT_CODE_NAME), b"%d\n" % verdict.exit_code)
+            path = os.path.join(self.path, protocol.EXIT_CODE_NAME)
+            self._try(lambda: write_atomic(path, b"%d\n" % verdict.exit_code))
+        if not self._is_published:
+            raise OSError(errno.EIO, f"{protocol.STATUS_NAME} could not be written")
 
     def note(self, event: str, **fields: Any) -> None:
         """One line in events.jsonl, the source of every report."""
@@ -98,8 +103,10 @@ class JobDirectory:
 
     def _publish(self) -> None:
         path, text = os.path.join(self.path, protocol.STATUS_NAME), json.dumps(self._status, indent=1).encode() + b"\n"
-        if not self._try(lambda: write_atomic(path, text)):
-            self._try(lambda: write_in_place(path, text))  # a full disk may still take what lies there already
+        # A full disk may still take what lies there already.
+        self._is_published = self._try(lambda: write_atomic(path, text)) or self._try(
+            lambda: write_in_place(path, text)
+        )
 
     def _try(self, action: Callable[[], None]) -> bool:
         """Trouble with our own records is told once; it never changes what the user's job does."""

@@ -26,7 +26,6 @@ READ_BYTES = 1 << 18
 HEAP_BYTES = 1 << 20  # freed once, it keeps glibc from giving the heap back after every chunk: half the CPU time
 HOLD_S = 0.5  # an unfinished line (a prompt, a progress bar) is shown after this
 DRAIN_S = 1.0
-LOG_CARE_S = 5.0
 DRIVER_TIMEOUT_S = 120.0  # its heart beats every 5 s, and it never waits longer than 10 s for a command
 GROUP_POLL_S = 0.01
 KILL_PATIENCE_S = 5.0
@@ -157,7 +156,6 @@ class Member:
         )
         self._log = Log(os.path.join(self._options.log_dir, log_name), lambda text: say(self._me, text))
         self._log.begin(environ.get(protocol.ENV_ATTEMPT, "0"))
-        self._loop.every(LOG_CARE_S, LOG_CARE_S, self._log.look_after)
         self._ear = self._loop.every(ORDER_FIRST_S, ORDER_LONGEST_S, self._obey)
         code: int = self._loop.run()
         self._loop.cancel(self._ear)
@@ -209,7 +207,11 @@ class Member:
     def _give_out(self, chunk: bytes) -> None:
         assert self._script is not None and self._log is not None
         self._log.write(chunk)
-        self._stream.write(self._framer.feed(chunk) if chunk else self._framer.flush())
+        pieces = self._framer.feed(chunk) if chunk else self._framer.flush()
+        self._stream.write(pieces)
+        if pieces and self._hold is not None:  # what is held now is younger than the timer
+            self._loop.cancel(self._hold)
+            self._hold = None
         if self._framer.is_holding and self._hold is None:
             self._hold = self._loop.after(HOLD_S, self._show_held)
         if self._stream.is_backed_up:
@@ -227,22 +229,25 @@ class Member:
     def _show_held(self) -> None:
         self._hold = None
         if not self._stream.is_backed_up:
-            self._stream.write(self._framer.flush())
+            self._stream.write(self._framer.flush(is_end=False))
 
     def _drain(self) -> None:
         """What is in the pipe at the end. Bounded: a child that goes on printing does not keep us."""
         assert self._script is not None
-        deadline = time.monotonic() + DRAIN_S
         for chunk in self._left_in_pipe():
-            while self._stream.is_backed_up and time.monotonic() < deadline:
-                select.select([], [self._stream.fd], [], DRAIN_S)
-                self._stream.push()
+            self._push_out()
             if self._stream.is_backed_up:  # nobody reads it any more; the log has it all
                 assert self._log is not None
                 self._log.write(chunk)
             else:
                 self._give_out(chunk)
         self._stream.write(self._framer.flush())
+        self._push_out()
+
+    def _push_out(self) -> None:
+        """Until the reader has it all, or takes nothing more for a while."""
+        while self._stream.is_backed_up and select.select([], [self._stream.fd], [], DRAIN_S)[1]:
+            self._stream.push()
 
     def _left_in_pipe(self) -> Iterator[bytes]:
         assert self._script is not None

@@ -49,9 +49,13 @@ class Framer:
         self._held = data[used:]
         return self._prefixed(b"".join(pieces))
 
-    def flush(self) -> bytes:
-        """What is held, as a piece of its own: a prompt, a progress bar, the last line without newline."""
-        text, self._held = self._held.rstrip(b"\r"), b""
+    def flush(self, is_end: bool = True) -> bytes:
+        """What is held, as a piece of its own: a prompt, a progress bar, the last line without newline.
+
+        Before the end the first bytes of a character wait for the rest of it.
+        """
+        cut = len(self._held) if is_end else _whole_characters(self._held)
+        text, self._held = self._held[:cut].rstrip(b"\r"), self._held[cut:]
         if not text:
             return b""
         self._inside_line = True
@@ -83,6 +87,16 @@ def _character_boundary(data: bytes, position: int) -> int:
         if data[position - back] & 0xC0 != 0x80:
             return position - back
     return position  # no UTF-8: any place is as good
+
+
+def _whole_characters(data: bytes) -> int:
+    """Where the last character that is whole, or no UTF-8, ends."""
+    for back in range(1, min(CONTINUATION_BYTES, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 != 0x80:
+            size = 2 if 0xC2 <= byte < 0xE0 else 3 if 0xE0 <= byte < 0xF0 else 4 if 0xF0 <= byte < 0xF5 else 1
+            return len(data) - back if size > back else len(data)
+    return len(data)
 
 
 def _latest_updates(data: bytes) -> bytes:
@@ -170,12 +184,6 @@ class Log:
         self._lost_bytes += len(data)  # until it is written
         self._try(lambda: self._write_all(data))
 
-    def look_after(self) -> None:
-        """Somebody removed the file, or its directory: begin a new one, so that the rest is not lost unseen."""
-        if self._fd is not None and os.fstat(self._fd).st_nlink == 0:
-            self._report(f"the log {self.path} was removed; its rest goes into a new file")
-            self._try(self._open)
-
     def close(self) -> None:
         """On NFS a full disk may be told only now."""
         fd, self._fd = self._fd, None
@@ -188,7 +196,7 @@ class Log:
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def _write_all(self, data: bytes) -> None:
-        if self._fd is None:
+        if self._fd is None or os.fstat(self._fd).st_nlink == 0:  # somebody removed the file, or its directory
             self._open()
         gap = self._lost_bytes - len(data)
         if gap:

@@ -62,7 +62,7 @@ def read_record(path: str) -> Record | None:
     """The record, or None while there is none or it is being written. Raises OSError as `SignalFile.read` does."""
     text = read_text(path)
     if not text or not text.endswith("\n"):
-        return None
+        return None  # not written yet, or made in its full size beforehand
     try:
         record = json.loads(text)
     except ValueError:

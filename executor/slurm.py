@@ -45,7 +45,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _give_up(options: Options | None, reason: str, code: int) -> int:
-    say(None, reason)
+    rank = os.environ.get(protocol.SLURM_PROCID, "")
+    say(None, f"rank {rank} gives up: {reason}" if options and options.launch_dir and rank.isdigit() else reason)
     _leave_word(options, reason, code)
     return code
 
@@ -53,6 +54,11 @@ def _give_up(options: Options | None, reason: str, code: int) -> int:
 def run(options: Options) -> int:
     """A rank's life in eight steps: parse the flags (done), find out who it is, and the six of `_live`."""
     _live_with_local_launcher()
+    if options.launch_dir and not os.path.isdir(options.launch_dir):
+        where = (
+            f"the driver's directory {options.launch_dir} is not there on {os.environ.get(protocol.SLURMD_NODENAME)}"
+        )
+        raise GangrunError(f"{where}: is it on a file system that all nodes share?")
     script, own_variables, lookup = options.script_text(), _job_variables(options), _lookup(options)
     me = identity.resolve(dict(os.environ), options.cluster_ips, lookup)
     if me.warning:

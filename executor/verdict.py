@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 SRUN_KILLED = "srun was killed by signal"  # this one is ours
 LOSS_WORDS = ("Node failure on", "DUE TO NODE FAILURE", SRUN_KILLED)
 TASK_KILLED = re.compile(r"task (\d+): Killed")
+RANK_GAVE_UP = re.compile(r"gangrun: rank (\d+) gives up: (.*)")
 LIMIT_WORDS = ("DUE TO TIME LIMIT", "DUE TO PREEMPTION")
 CANCEL_WORDS = ("CANCELLED AT",)
 
@@ -30,8 +31,13 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
-def judge(records: Sequence[Record | None], srun_words: str, was_cancelled: bool) -> Verdict:
-    """srun's own code is no evidence: with --kill-on-bad-exit it is never the failing rank's (measured)."""
+def judge(
+    records: Sequence[Record | None], srun_words: str, was_cancelled: bool, srun_code: int | None = None
+) -> Verdict:
+    """srun's own code is no evidence of failure: with --kill-on-bad-exit it is never the failing rank's (measured).
+
+    But where it is 0, nobody was told to stop and nothing was lost, a rank without a last word could only not write it.
+    """
     failed = _ranks(records, protocol.RANK_FAILED, protocol.RANK_BROKEN)
     codes = [rank_code(record, was_stopped=bool(failed) or was_cancelled) for record in records]
     if failed:
@@ -48,13 +54,38 @@ def judge(records: Sequence[Record | None], srun_words: str, was_cancelled: bool
         return _cancelled(codes, _line_with(srun_words, LIMIT_WORDS + CANCEL_WORDS))
     told_to_stop = _ranks(records, protocol.RANK_STOPPED, protocol.RANK_STOPPING)
     silent = [rank for rank, record in enumerate(records) if not _has_ended(record) and rank not in told_to_stop]
-    # srun says CANCELLED AT for a step that somebody cancelled, and for one that it ended because a rank was killed.
-    if silent and (told_to_stop or not _line_with(srun_words, CANCEL_WORDS)):
-        why = f"{describe(records, silent[0])} was killed before it could say why"
-        return Verdict(protocol.FAILED, codes[silent[0]], codes, silent[0], why)
+    if srun_code == 0 and not told_to_stop and not _line_with(srun_words, CANCEL_WORDS):
+        return Verdict(protocol.SUCCEEDED, 0, [0 if rank in silent else codes[rank] for rank in range(len(codes))])
+    own_words = _own_words(srun_words, silent)
+    if own_words:
+        rank, why = own_words
+        code = protocol.EXIT_INFRASTRUCTURE
+        return Verdict(
+            protocol.FAILED_DRIVER, code, _with(codes, rank, code), rank, f"rank {rank} could not run: {why}"
+        )
+    # srun says CANCELLED AT for a step that somebody cancelled, and for one that it ended because a rank was killed;
+    # only then it has said before that a task was killed (measured on 22.05).
+    killed = _killed_before_cancel(srun_words, silent)
+    if silent and (told_to_stop or killed is not None or not _line_with(srun_words, CANCEL_WORDS)):
+        rank = silent[0] if killed is None else killed
+        why = f"{describe(records, rank)} was killed before it could say why"
+        return Verdict(protocol.FAILED, codes[rank], codes, rank, why)
     if silent or told_to_stop:
         return _cancelled(codes, _line_with(srun_words, CANCEL_WORDS) or "the step was stopped from outside")
     return Verdict(protocol.SUCCEEDED, 0, codes)
+
+
+def _own_words(words: str, silent: Sequence[int]) -> tuple[int, str] | None:
+    """What a rank that could not even write its record said on standard error."""
+    for line in words.splitlines():
+        found = RANK_GAVE_UP.match(line)
+        if found and int(found.group(1)) in silent:
+            return int(found.group(1)), found.group(2)
+    return None
+
+
+def _with(codes: Sequence[int], rank: int, code: int) -> list[int]:
+    return [code if index == rank else other for index, other in enumerate(codes)]
 
 
 def _killed_before_cancel(srun_words: str, silent: Sequence[int]) -> int | None:

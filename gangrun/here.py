@@ -54,7 +54,7 @@ def run(task: Task, log_dir: str | None, grace_s: float, is_local: bool) -> NoRe
     for words in _words(place, task, is_local):
         with contextlib.suppress(OSError):  # nobody listens: no reason not to run
             print("gangrun: " + words, file=sys.stderr, flush=True)
-    os.execv(sys.executable, [sys.executable, driver])
+    os.execv(sys.executable, [sys.executable, "-I", "-X", "utf8", driver])
 
 
 def _job(task: Task, place: Place, log_dir: str | None, grace_s: float) -> Job:

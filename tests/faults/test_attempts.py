@@ -76,7 +76,7 @@ def test_preemption_gives_a_term_its_grace_and_another_attempt(
     bench.cluster.wait_state(job, "COMPLETED", timeout_s=90)
     log = Running(bench, job, "run-1").log("0-head.log")
     assert log.count("saved step") == 1 and "attempt 1: from step" in log and "result " in log
-    status = json.loads(next((bench.directory / ".gangrun").glob("*/run-2/status.json")).read_text())
+    status = json.loads(next((bench.directory / ".gangrun").glob("*/run-1/status.json")).read_text())
     row.saw(
         f"{status['state']}: attempt 1 goes on from the checkpoint that attempt 0 wrote on TERM", status["exit_code"]
     )

@@ -176,7 +176,7 @@ def test_the_driver_is_killed_as_a_batch_script(bench: Bench, fault: Fault, phas
 @pytest.mark.parametrize("phase", ["waiting", "setup", "running"])
 def test_the_driver_is_killed_where_slurm_does_not_notice(bench: Bench, fault: Fault, phase: str) -> None:
     row = fault(f"the driver, started by hand from the login node, is killed with -9; phase: {phase}")
-    held = bench.batch("srun --exclusive --mem=0 -c1 sleep 8; sleep 300" if phase == "waiting" else "sleep 300")
+    held = bench.batch("srun --exclusive --mem=0 -c1 sleep 8; sleep 120" if phase == "waiting" else "sleep 120")
     setup = "echo up; exec sleep 4404" if phase == "setup" else None
     script = render(bench, "echo up; exec sleep 4404", setup, grace_s=2.0, liveness_timeout_s=12.0)
     job = Running(bench, held, "job")
@@ -342,7 +342,7 @@ class TestOnAClusterOfItsOwn:
         if is_back:
             time.sleep(15)
         else:
-            job.wait_state("FAILED_DRIVER", timeout_s=400)
+            job.wait_state(*protocol.TERMINAL_STATES, timeout_s=400)
         bench.cluster.start_controller()
         no_controller = ("FAILED_DRIVER", "Unable to contact slurm controller", 125)
         finish(row, job, "", SUCCEEDED if is_back else no_controller, bound_s=420)
