@@ -86,7 +86,6 @@ def _common_options(job: Job, name: str) -> list[str]:
         "--export=ALL",
         "--kill-on-bad-exit=1",
         "--wait=0",
-        "--quiet",
         *container,
     ]
 

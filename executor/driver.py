@@ -33,9 +33,9 @@ from executor.loop import Arrival, Loop
 from executor.output import tell
 from executor.protocol import GangrunError, UsageError
 from executor.report import rank_reports, summary
-from executor.shared import SignalFile, read_record, write_in_place, write_private
+from executor.shared import SignalFile, Watch, read_record, write_in_place, write_private
 from executor.step import SEEN_STOPPING_S, Step, Steps, end_orphaned_sruns
-from executor.verdict import CANCEL_WORDS, Verdict, judge
+from executor.verdict import CANCEL_WORDS, Verdict, has_ended, judge, lost_rank
 
 __all__ = ["Driver", "Job", "gpu_request", "local_launcher", "main", "nodes_of_this_job", "this_slurm_job"]
 
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from executor.shared import Record
 
 HEARTBEAT_S = 5.0
+SRUN_PATIENCE_S = 20.0
+CONTROLLER_PATIENCE_S = 180.0
+CONTROLLER_IS_AWAY = "Unable to contact slurm controller"
 PRIVATE_FILES_S = 0.5
 ASKED = ("--nodes=", "--cpus-per-task=", "--gpus-per-node=")
 PREEMPTION_PATIENCE_S = 120.0  # slurmctld looks at grace periods every 30 s or so
@@ -76,6 +79,11 @@ class Driver:
         self._setup: Step | None = None
         self._allocation: dict[str, str] = {}
         self._beats = 0
+        self._run_command: tuple[Sequence[str], Sequence[str]] = ((), ())
+        self._watches: dict[int, Watch] = {}
+        self._all_ended = Watch(SRUN_PATIENCE_S)
+        self._controller_deadline = time.monotonic() + CONTROLLER_PATIENCE_S
+        self._has_told_of_controller = False
         self._private_files: list[str] = []
         self._known_secrets: dict[str, str] | None = None
         self._proctrack = slurm_commands.proctrack_type()
@@ -118,6 +126,7 @@ class Driver:
             "--alloc-signal-file=" + self.launch.alloc,
         ]
         flags += ["--setup-done-signal-file=" + self.launch.setup_done] if has_setup else []
+        self._run_command = srun, flags
         self._run = self._start("run", srun, flags, is_setup=False)
 
     def wait_for_allocation(self) -> None:
@@ -130,7 +139,9 @@ class Driver:
                 self._allocation = json.loads(said[1]) if said[1] else {}
                 run.id = self._allocation.get("step")
                 return
-            if run.code is not None:
+            if run.code is not None and self._may_try_again(run):
+                run = self._run = self._start("run", *self._run_command, is_setup=False)
+            elif run.code is not None:
                 self._launch_failed(run)
             if not told and time.monotonic() - begun > WAITING_WORDS_S:
                 told = True
@@ -146,14 +157,20 @@ class Driver:
             "--script-path=" + self._private(self.launch.setup_script, script),
             "--env-file=" + self._private(self.launch.setup_env, json.dumps(self._variables(self._job.setup_env_vars))),
         ]
-        setup = self._setup = self._start("setup", [*srun, *nodes], flags, is_setup=True)
-        self._wait_for_setup(setup)
+        while True:
+            setup = self._setup = self._start("setup", [*srun, *nodes], flags, is_setup=True)
+            self._wait_for_setup(setup)
+            if any(self._records(is_setup=True)) or not self._may_try_again(setup):
+                break
         verdict = judge(self._records(is_setup=True), setup.words, was_cancelled=False, srun_code=setup.code)
         if verdict.state == protocol.SUCCEEDED:
             return
         if self._run is not None:
             SignalFile(self.launch.setup_done).fire(protocol.ABORT, "setup failed: " + verdict.reason)
             self._steps.wait_for(self._run, self._job.grace_s)
+        if not any(self._records(is_setup=True)) and verdict.state == protocol.FAILED:
+            words = "the setup step could not start: " + setup.words.strip()
+            verdict = Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, words)
         state = protocol.FAILED_SETUP if verdict.state in (protocol.FAILED, protocol.CANCELLED) else verdict.state
         raise Ended(verdict._replace(state=state, reason=verdict.reason or "the setup step was stopped"))
 
@@ -169,6 +186,7 @@ class Driver:
         while run.is_running:
             self._steps.run_loop_for(PRIVATE_FILES_S if self._private_files else HEARTBEAT_S)
             self._remove_what_was_read()
+            self._end_if_stuck(run)
         raise Ended(judge(self._records(is_setup=False), run.words, was_cancelled=False, srun_code=run.code))
 
     # --- the end
@@ -279,6 +297,30 @@ class Driver:
     def _wait_a_little(self, since: float) -> None:
         self._steps.run_loop_for(min(ALLOC_POLL_S, max(0.005, (time.monotonic() - since) / 10)))
 
+    def _end_if_stuck(self, run: Step) -> None:
+        """srun waits for ever for a rank that is stopped or lost without a word, and for a lost slurmstepd."""
+        records = self._records(is_setup=False)
+        still_open = [rank for rank, record in enumerate(records) if not has_ended(record)]
+        for rank in still_open:
+            self._watches.setdefault(rank, Watch(self._job.liveness_timeout_s))
+        silent = [rank for rank in still_open if self._watches[rank].is_silent(_beat_of(records[rank]))]
+        if still_open and silent == still_open:
+            silent_s = self._watches[silent[0]].silent_s
+            raise Ended(lost_rank(records, silent[0], f"has not been heard of for {silent_s:.0f} s"))
+        self._all_ended = self._all_ended if not still_open else Watch(SRUN_PATIENCE_S)
+        if not still_open and self._all_ended.is_silent(0) and run.is_running:
+            raise Ended(judge(records, run.words, was_cancelled=False))
+
+    def _may_try_again(self, step: Step) -> bool:
+        """A controller that is away is nobody's fault and often back soon (srun itself gives up after 9 s)."""
+        if CONTROLLER_IS_AWAY not in step.words or time.monotonic() > self._controller_deadline:
+            return False
+        if not self._has_told_of_controller:
+            self._has_told_of_controller = True
+            tell(1, f"gangrun: {CONTROLLER_IS_AWAY}; trying again for {CONTROLLER_PATIENCE_S:.0f} s\n")
+        self._steps.run_loop_for(HEARTBEAT_S)
+        return True
+
     def _remove_what_was_read(self) -> None:
         """Scripts and variables are needed until every rank has begun; a driver that dies later leaves no secret."""
         records = self._records(is_setup=False) if self._private_files else []
@@ -295,6 +337,8 @@ class Driver:
         self._steps.run_loop_for(SEEN_STOPPING_S)  # srun may have ended of the same cancel that we are about to hear of
         if any(word in run.words for word in CANCEL_WORDS):
             raise Ended(judge(records, run.words, was_cancelled=False, srun_code=run.code))
+        if any(word in run.words for word in slurm_commands.OVER_WORDS):
+            raise Ended(Verdict(protocol.CANCELLED, protocol.EXIT_TERMINATED, [], None, run.last_words))
         asked = " ".join(word for word in run.argv if word.startswith(ASKED))
         words = run.words.strip() or f"srun ended with code {run.code} and said nothing"
         reason = f"the run step could not start: {words} (asked for {asked})"
@@ -373,6 +417,10 @@ def main(body: Any, job: Job) -> int:
         print(f"gangrun: {error}", file=sys.stderr)
         return error.exit_code
     return driver.exit_code
+
+
+def _beat_of(record: Record | None) -> object:
+    return record.get("beat") if record else None
 
 
 def _why_busy() -> str:

@@ -12,7 +12,7 @@ from executor.gang import Gang, Leave, Patience, poll_interval_s, say
 from executor.identity import Identity
 from executor.loop import Arrival, Loop, Timer
 from executor.options import Options
-from executor.output import PIPE_BYTES, Framer, Log, Stream
+from executor.output import PIPE_BYTES, Framer, Log, Stream, tell
 from executor.process import Script, adopt_orphans, end_descendants, exit_code, reap
 from executor.shared import SignalFile, Watch, read_text
 
@@ -51,6 +51,9 @@ class Member:
         self._hold: Timer | None = None
         self._ear: Timer | None = None
         self._adopts = False
+        self._parent = os.getppid()
+        self._lost = ""
+        self._driver = Watch(options.liveness_timeout_s)
         self._is_in_barrier = False
         self.is_stopping = False
         self._loop = Loop(self._on_signal)
@@ -160,7 +163,8 @@ class Member:
         code: int = self._loop.run()
         self._loop.cancel(self._ear)
         self._drain()
-        self._gang.end(self._verdict(code), code)
+        code = protocol.EXIT_INFRASTRUCTURE if self._lost else code
+        self._gang.end(self._verdict(code), code, self._lost)
         return code
 
     def end_what_is_left(self) -> None:
@@ -173,6 +177,8 @@ class Member:
             self._log.close()
 
     def _verdict(self, code: int) -> str:
+        if self._lost:
+            return protocol.RANK_BROKEN
         if self.is_stopping:
             return protocol.RANK_STOPPED
         return protocol.RANK_DONE if code == 0 else protocol.RANK_FAILED
@@ -291,6 +297,12 @@ class Member:
         return self._options.proctrack == protocol.PROCTRACK_LINUXPROC and arrival.sender == os.getppid()
 
     def _obey(self) -> None:
+        lost = self._what_is_lost()
+        if lost and not self.is_stopping:
+            tell(1, f"gangrun: rank {self._me.rank} on {self._me.node}: {lost}; ending the script\n")
+            self._lost = lost
+            self._stop(signal.SIGTERM, was_delivered=False)
+            return
         try:
             said = self._gang.order()
         except OSError as error:
@@ -299,6 +311,14 @@ class Member:
             return
         if said is not None and said[0] != protocol.GANG_DONE:
             self._stop(signal.SIGTERM, was_delivered=False)
+
+    def _what_is_lost(self) -> str:
+        """Who should watch over this rank and does no more. Standard error may be the dead driver's pipe: not there."""
+        if os.getppid() != self._parent:
+            return "the process that started this one (slurmstepd) is gone"
+        if self._options.launch_dir and self._driver.is_silent(self._heartbeat()):
+            return f"the driver has not been heard of for {self._driver.silent_s:.0f} s"
+        return ""
 
     def _stop(self, number: int, was_delivered: bool) -> None:
         """Ask the script to end, once; KILL its group when the grace period is over."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from executor import protocol
 
 COMMAND_TIMEOUT_S = 10.0
-OVER_WORDS = ("Invalid job id specified", "already completing or completed")  # 22.05 and 24.11
+OVER_WORDS = ("Invalid job id specified", "already completing or completed", "has expired")  # 22.05 and 24.11
 CONFIGURATION_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
 PROCTRACK = re.compile(r"^\s*ProctrackType\s*=\s*(?:proctrack/)?(\w+)", re.IGNORECASE | re.MULTILINE)
 END_TIME = re.compile(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")

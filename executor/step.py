@@ -28,6 +28,7 @@ STRAGGLERS_S = 5.0
 NOISE = re.compile(
     rb"^(?:srun|slurmstepd\S*|local): .*(?:tasks? \S+: (?:Exited with exit code|Terminated|Killed|running)"
     rb"|step creation (?:temporarily|still) disabled|Step created for|launch/slurm|Force Terminated"
+    rb"|Job step aborted: Waiting|forcing job termination|Terminating StepId|interrupt"
     rb"|\*\*\* STEP \S+ ON \S+ CANCELLED AT)"
 )
 

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 SRUN_KILLED = "srun was killed by signal"  # this one is ours
 LOSS_WORDS = ("Node failure on", "DUE TO NODE FAILURE", SRUN_KILLED)
 TASK_KILLED = re.compile(r"task (\d+): Killed")
+OUT_OF_MEMORY = re.compile(r"Out Of Memory|oom[-_]kill event")
+TASK_OUT_OF_MEMORY = re.compile(r"tasks? (\S+): Out Of Memory")
+# Only a step that somebody ended has these; CANCELLED AT also stands where srun ended it because a rank was killed.
+ABORT_WORDS = ("Job step aborted: Waiting up to", "forcing job termination")
 RANK_GAVE_UP = re.compile(r"gangrun: rank (\d+) gives up: (.*)")
 LIMIT_WORDS = ("DUE TO TIME LIMIT", "DUE TO PREEMPTION")
 CANCEL_WORDS = ("CANCELLED AT",)
@@ -38,23 +42,23 @@ def judge(
 
     But where it is 0, nobody was told to stop and nothing was lost, a rank without a last word could only not write it.
     """
+    return _with_memory(_judge(records, srun_words, was_cancelled, srun_code), records, srun_words)
+
+
+def _judge(records: Sequence[Record | None], srun_words: str, was_cancelled: bool, srun_code: int | None) -> Verdict:
     failed = _ranks(records, protocol.RANK_FAILED, protocol.RANK_BROKEN)
     codes = [rank_code(record, was_stopped=bool(failed) or was_cancelled) for record in records]
     if failed:
         return _failed(records, codes, min(failed, key=lambda rank: _ended(records[rank])))
     if _line_with(srun_words, LOSS_WORDS):
-        return Verdict(
-            protocol.FAILED_DRIVER,
-            protocol.EXIT_INFRASTRUCTURE,
-            codes,
-            None,
-            _line_with(srun_words, LOSS_WORDS),
-        )
+        loss = _line_with(srun_words, LOSS_WORDS)
+        return Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, codes, None, loss)
     if was_cancelled or _line_with(srun_words, LIMIT_WORDS):
         return _cancelled(codes, _line_with(srun_words, LIMIT_WORDS + CANCEL_WORDS))
     told_to_stop = _ranks(records, protocol.RANK_STOPPED, protocol.RANK_STOPPING)
-    silent = [rank for rank, record in enumerate(records) if not _has_ended(record) and rank not in told_to_stop]
-    if srun_code == 0 and not told_to_stop and not _line_with(srun_words, CANCEL_WORDS):
+    silent = [rank for rank, record in enumerate(records) if not has_ended(record) and rank not in told_to_stop]
+    was_aborted = bool(_line_with(srun_words, ABORT_WORDS))
+    if srun_code == 0 and not told_to_stop and not was_aborted:
         return Verdict(protocol.SUCCEEDED, 0, [0 if rank in silent else codes[rank] for rank in range(len(codes))])
     own_words = _own_words(srun_words, silent)
     if own_words:
@@ -63,16 +67,48 @@ def judge(
         return Verdict(
             protocol.FAILED_DRIVER, code, _with(codes, rank, code), rank, f"rank {rank} could not run: {why}"
         )
-    # srun says CANCELLED AT for a step that somebody cancelled, and for one that it ended because a rank was killed;
-    # only then it has said before that a task was killed (measured on 22.05).
-    killed = _killed_before_cancel(srun_words, silent)
-    if silent and (told_to_stop or killed is not None or not _line_with(srun_words, CANCEL_WORDS)):
-        rank = silent[0] if killed is None else killed
-        why = f"{describe(records, rank)} was killed before it could say why"
-        return Verdict(protocol.FAILED, codes[rank], codes, rank, why)
-    if silent or told_to_stop:
+    killed = None if was_aborted else _killed(srun_words, silent, told_to_stop, len(records))
+    if killed is not None:
+        return _killed_verdict(records, codes, killed)
+    if silent or told_to_stop or was_aborted:
         return _cancelled(codes, _line_with(srun_words, CANCEL_WORDS) or "the step was stopped from outside")
     return Verdict(protocol.SUCCEEDED, 0, codes)
+
+
+def _killed(words: str, silent: Sequence[int], told_to_stop: Sequence[int], num_ranks: int) -> int | None:
+    """The rank that was killed by itself: srun names it; else one that left no word."""
+    for name in TASK_KILLED.findall(words):
+        if int(name) < num_ranks and int(name) not in told_to_stop:
+            return int(name)
+    return silent[0] if silent else None
+
+
+def _killed_verdict(records: Sequence[Record | None], codes: Sequence[int], rank: int) -> Verdict:
+    was_waiting = _state(records[rank]) == protocol.RANK_DONE
+    moment = "while it waited for the others" if was_waiting else "before it could say why"
+    why = f"{describe(records, rank)} was killed {moment}"
+    return Verdict(protocol.FAILED, protocol.EXIT_KILLED, _with(codes, rank, protocol.EXIT_KILLED), rank, why)
+
+
+def _with_memory(verdict: Verdict, records: Sequence[Record | None], words: str) -> Verdict:
+    """Slurm tells of processes that were killed for want of memory, though the script may have gone on."""
+    if OUT_OF_MEMORY.search(words) is None:
+        return verdict
+    named = [rank for text in TASK_OUT_OF_MEMORY.findall(words) for rank in _expanded(text) if rank < len(records)]
+    who = ", ".join(describe(records, rank) for rank in named) or "the step"
+    if verdict.state == protocol.SUCCEEDED:
+        return verdict._replace(reason=f"warning: a process of {who} was killed, out of memory")
+    return verdict._replace(reason=f"{verdict.reason}; a process of {who} was killed, out of memory")
+
+
+def _expanded(text: str) -> list[int]:
+    """`1-2,5` -> 1, 2, 5, as srun folds task numbers."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            ranks += range(int(first), int(last or first) + 1)
+    return ranks
 
 
 def _own_words(words: str, silent: Sequence[int]) -> tuple[int, str] | None:
@@ -88,14 +124,11 @@ def _with(codes: Sequence[int], rank: int, code: int) -> list[int]:
     return [code if index == rank else other for index, other in enumerate(codes)]
 
 
-def _killed_before_cancel(srun_words: str, silent: Sequence[int]) -> int | None:
-    for line in srun_words.splitlines():
-        if any(word in line for word in CANCEL_WORDS):
-            return None
-        found = TASK_KILLED.search(line)
-        if found and int(found.group(1)) in silent:
-            return int(found.group(1))
-    return None
+def lost_rank(records: Sequence[Record | None], rank: int, words: str) -> Verdict:
+    """The verdict where a rank fell silent while srun still waits for it."""
+    codes = [rank_code(record, was_stopped=True) for record in records]
+    why = f"{describe(records, rank)} {words}"
+    return Verdict(protocol.FAILED, protocol.EXIT_KILLED, _with(codes, rank, protocol.EXIT_KILLED), rank, why)
 
 
 def _cancelled(codes: list[int], reason: str) -> Verdict:
@@ -140,7 +173,7 @@ def _state(record: Record | None) -> str:
     return str(record.get("state", "")) if record else ""
 
 
-def _has_ended(record: Record | None) -> bool:
+def has_ended(record: Record | None) -> bool:
     return _state(record) in protocol.RANK_ENDED_STATES
 
 

@@ -211,7 +211,9 @@ def test_a_batch_script_becomes_the_driver(tmp_path: Path) -> None:
     assert "#SBATCH --nodes=3\n" in script and "#SBATCH --cpus-per-task=2\n" in script
     assert '#SBATCH --job-name="train it"\n' in script and '#SBATCH --output="/l/100%%/out put"\n' in script
     last = script.splitlines()[-1]
-    assert subprocess.check_output(["bash", "-c", last.replace("exec python3 -I -X utf8", "printf %s")]).decode() == driver
+    assert (
+        subprocess.check_output(["bash", "-c", last.replace("exec python3 -I -X utf8", "printf %s")]).decode() == driver
+    )
     with pytest.raises(SpecError, match="line break"):
         render_sbatch(FULL, driver, output="a\nb")
 

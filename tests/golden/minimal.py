@@ -51,7 +51,6 @@ RUN_SRUN = [
     '--export=ALL',
     '--kill-on-bad-exit=1',
     '--wait=0',
-    '--quiet',
     '--exclusive',
     '--cpus-per-task=1',
     '--mem=0',
