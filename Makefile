@@ -4,7 +4,7 @@ VENV ?= .venv
 WORKERS ?= 4
 READY := $(VENV)/ready
 
-.PHONY: demo test slow soak lint bench setup clean
+.PHONY: demo test slow faults soak lint bench setup clean
 demo: $(READY)
 	$(VENV)/bin/python -m tests.demo
 
