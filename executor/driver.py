@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from executor import environment, protocol, slurm_commands
+from executor.attendance import Attendance
 from executor.gang import Patience, prepare_records
 from executor.job import (
     Job,
@@ -33,9 +34,9 @@ from executor.loop import Arrival, Loop
 from executor.output import tell
 from executor.protocol import GangrunError, UsageError
 from executor.report import rank_reports, summary
-from executor.shared import SignalFile, Watch, read_record, write_in_place, write_private
+from executor.shared import SignalFile, read_record, write_in_place, write_private
 from executor.step import SEEN_STOPPING_S, Step, Steps, end_orphaned_sruns
-from executor.verdict import CANCEL_WORDS, Verdict, has_ended, judge, lost_rank
+from executor.verdict import CANCEL_WORDS, Verdict, judge
 
 __all__ = ["Driver", "Job", "gpu_request", "local_launcher", "main", "nodes_of_this_job", "this_slurm_job"]
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from executor.shared import Record
 
 HEARTBEAT_S = 5.0
-SRUN_PATIENCE_S = 20.0
+SMALL_GANG = 100  # its records can be read twice a second
 CONTROLLER_PATIENCE_S = 180.0
 CONTROLLER_IS_AWAY = "Unable to contact slurm controller"
 PRIVATE_FILES_S = 0.5
@@ -80,8 +81,6 @@ class Driver:
         self._allocation: dict[str, str] = {}
         self._beats = 0
         self._run_command: tuple[Sequence[str], Sequence[str]] = ((), ())
-        self._watches: dict[int, Watch] = {}
-        self._all_ended = Watch(SRUN_PATIENCE_S)
         self._controller_deadline = time.monotonic() + CONTROLLER_PATIENCE_S
         self._has_told_of_controller = False
         self._private_files: list[str] = []
@@ -182,11 +181,15 @@ class Driver:
 
     def wait_for_run(self) -> None:
         """Until the run step has ended, by itself or otherwise."""
-        run = self._current_run()
+        run, attendance = self._current_run(), Attendance(self._job.liveness_timeout_s)
         while run.is_running:
-            self._steps.run_loop_for(PRIVATE_FILES_S if self._private_files else HEARTBEAT_S)
-            self._remove_what_was_read()
-            self._end_if_stuck(run)
+            is_small = self._job.num_nodes <= SMALL_GANG
+            self._steps.run_loop_for(PRIVATE_FILES_S if self._private_files and is_small else HEARTBEAT_S)
+            records = self._records(is_setup=False)
+            self._remove_what_was_read(records)
+            stuck = attendance.verdict_if_stuck(records, run) if run.is_running else None
+            if stuck:
+                raise Ended(stuck)
         raise Ended(judge(self._records(is_setup=False), run.words, was_cancelled=False, srun_code=run.code))
 
     # --- the end
@@ -297,20 +300,6 @@ class Driver:
     def _wait_a_little(self, since: float) -> None:
         self._steps.run_loop_for(min(ALLOC_POLL_S, max(0.005, (time.monotonic() - since) / 10)))
 
-    def _end_if_stuck(self, run: Step) -> None:
-        """srun waits for ever for a rank that is stopped or lost without a word, and for a lost slurmstepd."""
-        records = self._records(is_setup=False)
-        still_open = [rank for rank, record in enumerate(records) if not has_ended(record)]
-        for rank in still_open:
-            self._watches.setdefault(rank, Watch(self._job.liveness_timeout_s))
-        silent = [rank for rank in still_open if self._watches[rank].is_silent(_beat_of(records[rank]))]
-        if still_open and silent == still_open:
-            silent_s = self._watches[silent[0]].silent_s
-            raise Ended(lost_rank(records, silent[0], f"has not been heard of for {silent_s:.0f} s"))
-        self._all_ended = self._all_ended if not still_open else Watch(SRUN_PATIENCE_S)
-        if not still_open and self._all_ended.is_silent(0) and run.is_running:
-            raise Ended(judge(records, run.words, was_cancelled=False))
-
     def _may_try_again(self, step: Step) -> bool:
         """A controller that is away is nobody's fault and often back soon (srun itself gives up after 9 s)."""
         if CONTROLLER_IS_AWAY not in step.words or time.monotonic() > self._controller_deadline:
@@ -321,10 +310,9 @@ class Driver:
         self._steps.run_loop_for(HEARTBEAT_S)
         return True
 
-    def _remove_what_was_read(self) -> None:
+    def _remove_what_was_read(self, records: Sequence[Record | None]) -> None:
         """Scripts and variables are needed until every rank has begun; a driver that dies later leaves no secret."""
-        records = self._records(is_setup=False) if self._private_files else []
-        if records and all(record and record.get("state") != protocol.RANK_WAITING for record in records):
+        if self._private_files and all(record and record.get("state") != protocol.RANK_WAITING for record in records):
             for path in self._private_files:
                 _remove(path)
             self._private_files = []
@@ -417,10 +405,6 @@ def main(body: Any, job: Job) -> int:
         print(f"gangrun: {error}", file=sys.stderr)
         return error.exit_code
     return driver.exit_code
-
-
-def _beat_of(record: Record | None) -> object:
-    return record.get("beat") if record else None
 
 
 def _why_busy() -> str:
