@@ -184,7 +184,8 @@ class Driver:
         run, attendance = self._current_run(), Attendance(self._job.liveness_timeout_s)
         while run.is_running:
             is_small = self._job.num_nodes <= SMALL_GANG
-            self._steps.run_loop_for(PRIVATE_FILES_S if self._private_files and is_small else HEARTBEAT_S)
+            look_s = min(HEARTBEAT_S, self._job.liveness_timeout_s / 4)
+            self._steps.run_loop_for(PRIVATE_FILES_S if self._private_files and is_small else look_s)
             records = self._records(is_setup=False)
             self._remove_what_was_read(records)
             stuck = attendance.verdict_if_stuck(records, run) if run.is_running else None
@@ -302,7 +303,9 @@ class Driver:
 
     def _may_try_again(self, step: Step) -> bool:
         """A controller that is away is nobody's fault and often back soon (srun itself gives up after 9 s)."""
-        if CONTROLLER_IS_AWAY not in step.words or time.monotonic() > self._controller_deadline:
+        # Just back, it may refuse a step that it would have granted before (seen: memory not available).
+        is_away = CONTROLLER_IS_AWAY in step.words or self._has_told_of_controller
+        if not is_away or time.monotonic() > self._controller_deadline:
             return False
         if not self._has_told_of_controller:
             self._has_told_of_controller = True

@@ -34,7 +34,7 @@ BROKEN = [
     ("the srun of the setup step is killed with -9", "setup", "n1: kill -9 {srun setup}", SRUN_LOST),
     ("the srun of the run step is killed with -9", "running", "n1: kill -9 {srun run}", SRUN_LOST),
     ("the srun of the run step is killed with -9", "barrier", "n1: kill -9 {srun run}", SRUN_LOST),
-    ("the srun of the run step gets TERM", "running", "n1: kill -TERM {srun run}", CANCELLED),
+    ("the srun of the run step gets TERM", "running", "n1: kill -TERM {srun run}", ("CANCELLED", "", 143)),
     ("the executor of rank 0 is killed with -9", "running", "n1: kill -9 {run 0}", LOST[0]),
     ("the executor of rank 1 is killed with -9", "running", "n2: kill -9 {run 1}", LOST[1]),
     ("the executor of rank 2, which waits, is killed with -9", "setup", "n3: kill -9 {run 2}", LOST[2]),
