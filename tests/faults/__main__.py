@@ -56,7 +56,7 @@ def render(rows: list[dict[str, object]]) -> str:
         text += f"\n## {kind}\n\n| fault | what a user sees | code | left behind | {times} |\n"
         text += "| --- | --- | --- | --- |" + " --- |" * len(versions) + "\n"
         own = [row for row in rows if row["kind"] == kind]
-        for fault in dict.fromkeys(str(row["fault"]) for row in own):
+        for fault in sorted({str(row["fault"]) for row in own}):
             text += _line([row for row in own if row["fault"] == fault], versions)
     text += "\n## Not tested here\n\n| fault | why |\n| --- | --- |\n"
     return text + "".join(f"| {fault} | {why} |\n" for fault, why in NOT_TESTED)

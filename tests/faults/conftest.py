@@ -26,7 +26,7 @@ def fault(request: pytest.FixtureRequest) -> Iterator[Fault]:
     if report is not None and report.passed:
         for row in rows:
             assert row.seen, f"the row of {request.node.nodeid} was never filled"
-            publish(row, request.node.nodeid, _version(request))
+            publish(row, request.node.nodeid, _short(row.version) or _version(request))
 
 
 REPORT_KEY: pytest.StashKey[pytest.TestReport] = pytest.StashKey()
@@ -45,5 +45,9 @@ def _version(request: pytest.FixtureRequest) -> str:
         if name in request.fixturenames:
             found = request.getfixturevalue(name)
             cluster: Cluster = getattr(found, "cluster", found)
-            return ".".join(cluster.slurm_version.split(".")[:2])
+            return _short(cluster.slurm_version)
     return "none"
+
+
+def _short(version: str) -> str:
+    return ".".join(version.split(".")[:2])

@@ -23,6 +23,7 @@ class Row:
         self.seen = ""
         self.code = ""
         self.left = NOTHING
+        self.version = ""
         self._at: float | None = None
         self.seconds: float | None = None
 
@@ -46,6 +47,7 @@ class Row:
 
     def check_nothing_left(self, bench: Bench, marker: str = "") -> None:
         """Fails the test if a process with the marker or an attempt's directory is left after five seconds."""
+        self.version = bench.cluster.slurm_version
         if marker:
             eventually(lambda: not bench.left_behind(marker), 5, f"processes with {marker!r} are left")
         attempts = list((bench.directory / ".gangrun").glob("*/*/attempt-*"))
