@@ -148,14 +148,14 @@ def test_an_allocation_is_used_with_srun(desk: Desk) -> None:
         (["--nosuch"], "--nosuch"),
         (["run", "bad.yaml"], "bad.yaml:2: unknown key 'runs' in task; allowed are name, num_nodes"),
         (["run", "tag.yaml"], "tag.yaml:1: "),
-        (["run", "nowhere.yaml"], "workdir='/nonexistent': /nonexistent is not a directory"),
+        (["run", "nowhere.yaml"], "workdir='/nonexistent/place': /nonexistent/place is not a directory"),
     ],
 )
 def test_a_usage_error_is_one_line_and_code_2(desk: Desk, words: list[str], said: str) -> None:
     desk.task()
     desk.task("name: x\nruns: y\n", "bad.yaml")
     desk.task("run: !include other\n", "tag.yaml")
-    desk.task("run: x\nworkdir: /nonexistent\n", "nowhere.yaml")
+    desk.task("run: x\nworkdir: /nonexistent/place\n", "nowhere.yaml")
     done = desk.run(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("gangrun: ") and done.stderr.count("\n") == 1 and said in done.stderr

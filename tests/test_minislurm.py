@@ -71,7 +71,7 @@ class TestNodes:
     def test_orphans_are_reaped(self, cluster: Cluster) -> None:
         cluster.run("n1", ["sh", "-c", "setsid sh -c 'sleep 0.05 & true' &"])
         time.sleep(0.2)
-        states = cluster.run("n1", ["sh", "-c", "cat /proc/[0-9]*/stat 2>/dev/null"]).stdout
+        states = cluster.run("n1", ["sh", "-c", "cat /proc/[0-9]*/stat 2>/dev/null; true"]).stdout
         assert ") Z 1 " not in states
 
     def test_two_clusters_on_one_subnet_do_not_meet(self, cluster: Cluster, own_cluster: BootCluster) -> None:

@@ -168,7 +168,8 @@ def test_hostile_names_of_job_and_task(bench: Bench, fault: Fault) -> None:
 def test_without_a_home(bench: Bench, fault: Fault, home: str) -> None:
     row = fault(f"`env {home}`, an XDG_RUNTIME_DIR and a TMPDIR that do not exist; --cluster-home-dir given")
     command = bench.executor("echo here", f"--cluster-home-dir={bench.directory}")
-    variables = "TMPDIR=/nonexistent XDG_RUNTIME_DIR=/nonexistent"
+    # slurmstepd makes a TMPDIR that is not there: it must not be a place that other tests want to miss.
+    variables = f"TMPDIR={bench.directory}/tmp XDG_RUNTIME_DIR=/nonexistent"
     outcome = bench.run_batch(command.replace("srun", f"env {home} {variables} srun", 1))
     assert outcome.code == 0 and outcome.output.count("here") == 3 and "gangrun: " not in outcome.output
     row.saw("the job is as usual", 0)
