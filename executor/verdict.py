@@ -71,9 +71,8 @@ def _judge(records: Sequence[Record | None], srun_words: str, was_cancelled: boo
     if killed is not None:
         return _killed_verdict(records, codes, killed)
     if silent or told_to_stop or was_aborted:
-        return _cancelled(
-            codes, _line_with(srun_words, CANCEL_WORDS + ABORT_WORDS) or "the step was stopped from outside"
-        )
+        words = _line_with(srun_words, CANCEL_WORDS) or _line_with(srun_words, ABORT_WORDS)
+        return _cancelled(codes, words or "the step was stopped from outside")
     return Verdict(protocol.SUCCEEDED, 0, codes)
 
 

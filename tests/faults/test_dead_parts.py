@@ -25,7 +25,7 @@ A_DEAD_DRIVERS_FILES = "the attempt's directory, readable by its owner only"
 # State, words and code of a job; what breaks, in which phase, on which node by which command.
 SUCCEEDED = ("SUCCEEDED", "", 0)
 SRUN_LOST = ("FAILED_DRIVER", "srun was killed by signal 9", 125)
-CANCELLED = ("CANCELLED", "CANCELLED AT", 143)
+CANCELLED = ("CANCELLED", "", 143)  # in slurmstepd's or in srun's words, whichever comes
 BY_SIGNAL = ("CANCELLED", "cancelled by signal 15", 143)
 LOST = [("FAILED", f"rank {rank} on {protocol.node_name(rank)} was killed", 137) for rank in range(3)]
 BROKEN = [
