@@ -24,7 +24,6 @@ from executor.job import (
     addresses_of_this_job,
     cluster_home,
     executor_command,
-    gpu_request,
     local_launcher,
     nodes_of_this_job,
     this_slurm_job,
@@ -34,7 +33,8 @@ from executor.loop import Arrival, Loop
 from executor.output import tell
 from executor.protocol import GangrunError, UsageError
 from executor.report import rank_reports, summary
-from executor.shared import SignalFile, read_record, write_in_place, write_private
+from executor.shared import SignalFile, read_record, remove_quietly, write_in_place, write_private
+from executor.slurm_commands import gpu_request
 from executor.step import SEEN_STOPPING_S, Step, Steps, end_orphaned_sruns
 from executor.verdict import CANCEL_WORDS, Verdict, judge
 
@@ -211,7 +211,7 @@ class Driver:
         finally:
             self._directory.clean()
             for path in self._own_files(verdict):
-                _remove(path)
+                remove_quietly(path)
         return kind is None or issubclass(kind, Exception)
 
     def _own_files(self, verdict: Verdict) -> list[str]:
@@ -317,7 +317,7 @@ class Driver:
         """Scripts and variables are needed until every rank has begun; a driver that dies later leaves no secret."""
         if self._private_files and all(record and record.get("state") != protocol.RANK_WAITING for record in records):
             for path in self._private_files:
-                _remove(path)
+                remove_quietly(path)
             self._private_files = []
 
     def _launch_failed(self, run: Step) -> NoReturn:
@@ -388,7 +388,7 @@ class Driver:
             with open(path, encoding="utf-8") as file:
                 self._known_secrets = environment.checked(json.load(file), path)
             if self._job.remove_at_end:
-                _remove(path)  # a one-shot driver reads them once
+                remove_quietly(path)  # a one-shot driver reads them once
             return self._known_secrets
         except (OSError, ValueError) as error:
             raise UsageError(f"secrets file {path}: {error}") from error
@@ -418,13 +418,6 @@ def _why_busy() -> str:
 def _one_line(error: BaseException) -> str:
     kind = "" if isinstance(error, protocol.GangrunError) else type(error).__name__ + ": "
     return "the driver failed: %s%s" % (kind, " ".join(str(error).split()))
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
 
 
 def _quiet_record(path: str) -> Record | None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from executor import protocol, slurm_commands
+from executor import protocol
 from executor.identity import address_of, expand_hosts, is_usable
 from executor.protocol import UsageError
 
@@ -58,11 +58,6 @@ def addresses_of_this_job() -> dict[str, str]:
 def _refuse(text: str) -> NoReturn:
     print("gangrun: " + text, file=sys.stderr)
     sys.exit(protocol.EXIT_USAGE)
-
-
-def gpu_request(slurm_job_id: str, count: int) -> str:
-    """The value of --gpus-per-node; 0 is said, or a step would see all GPUs of the job."""
-    return slurm_commands.gpu_request(slurm_job_id, count)
 
 
 def local_launcher(archive: str) -> list[str]:

@@ -15,7 +15,7 @@ from executor import protocol
 from executor.job import Job
 from executor.output import tell
 from executor.protocol import GangrunError
-from executor.shared import append, write_atomic, write_in_place
+from executor.shared import append, remove_quietly, write_atomic, write_in_place
 from executor.verdict import Verdict
 
 LOCK_NAME = "lock"
@@ -53,7 +53,7 @@ class JobDirectory:
         steps are ended first, then its files go. Raises OSError, and GangrunError if another driver lives."""
         os.makedirs(self.path, mode=0o700, exist_ok=True)
         self._take_lock()
-        self._remove(protocol.EXIT_CODE_NAME)
+        remove_quietly(os.path.join(self.path, protocol.EXIT_CODE_NAME))
         old = [name for name in os.listdir(self.path) if name.startswith(protocol.attempt_name(""))]
         if old:
             end_old_steps()
@@ -151,19 +151,12 @@ class JobDirectory:
             return base + suffix
         raise GangrunError(f"{base} has been used a thousand times")
 
-    def _remove(self, name: str) -> None:
-        _quietly(os.unlink, os.path.join(self.path, name))
-
 
 def remove_tree(path: str) -> None:
     for directory, _, names in os.walk(path, topdown=False):
         for name in names:
-            _quietly(os.unlink, os.path.join(directory, name))
-        _quietly(os.rmdir, directory)
-
-
-def _quietly(action: Any, path: str) -> None:
-    try:
-        action(path)
-    except OSError:
-        pass
+            remove_quietly(os.path.join(directory, name))
+        try:
+            os.rmdir(directory)
+        except OSError:
+            pass

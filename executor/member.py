@@ -338,8 +338,7 @@ class Member:
     def _on_child_end(self) -> None:
         for pid, status in reap():
             if self._script is not None and pid == self._script.pid:
-                self._script.code = exit_code(status)
-                self._on_script_end(self._script.code)
+                self._on_script_end(exit_code(status))
 
     def _on_script_end(self, code: int) -> None:
         if self._options.proctrack == protocol.PROCTRACK_LINUXPROC and code in CODES_OF_STOP:

@@ -119,7 +119,6 @@ class Script:
             self.pid = spawn(["bash", *options, script], environ, stdout=write_end, stderr=write_end)
         finally:
             os.close(write_end)
-        self.code: int | None = None
 
     def send(self, number: int) -> None:
         """Signal every process of the script's group."""

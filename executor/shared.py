@@ -128,11 +128,12 @@ def write_atomic(path: str, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
-        _remove(temporary)
+        remove_quietly(temporary)
         raise
 
 
-def _remove(path: str) -> None:
+def remove_quietly(path: str) -> None:
+    """Unlink a file, if it is there and can be."""
     try:
         os.unlink(path)
     except OSError:

@@ -52,7 +52,10 @@ def proctrack_type() -> str:
 
 
 def gpu_request(slurm_job_id: str, count: int) -> str:
-    """`2`, or `h100:2` where the job holds typed GPUs: Slurm 23.02 refuses an untyped step in a typed job."""
+    """`0`, which is said too, or a step would see all GPUs of the job; `2`; `h100:2` where the job holds typed GPUs.
+
+    Slurm 23.02 refuses an untyped step in a typed job.
+    """
     if count == 0:
         return "0"
     found = TYPED_GPU.search(output_of(["scontrol", "show", "job", slurm_job_id]) or "")

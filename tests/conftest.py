@@ -10,6 +10,7 @@ import pytest
 
 from tests.bench import Bench
 from tests.minislurm.cluster import Cluster
+from tests.solo import Solo
 
 pytest_plugins = ["tests.minislurm.fixtures"]
 # Tests on real Slurm start processes of other users and long paths break sockets: keep it short and open.
@@ -22,6 +23,14 @@ def shared_dir(request: pytest.FixtureRequest) -> Iterator[Path]:
     name = tempfile.mkdtemp(prefix="gangrun-test-", dir=SHARED)
     yield Path(name)
     shutil.rmtree(name, ignore_errors=True)
+
+
+@pytest.fixture
+def solo(tmp_path: Path) -> Iterator[Solo]:
+    """One rank without Slurm; what a test leaves running is ended."""
+    solo = Solo(tmp_path)
+    yield solo
+    solo.close()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,13 +44,6 @@ HOSTILE = {
     "BLANKS": "  ",
     "NOTHING": "",
 }
-
-
-@pytest.fixture
-def solo(tmp_path: Path) -> Iterator[Solo]:
-    solo = Solo(tmp_path)
-    yield solo
-    solo.close()
 
 
 def seen(solo: Solo, *flags: str, **environ: str) -> dict[bytes, bytes]:

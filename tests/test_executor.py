@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,13 +26,6 @@ print("ready", flush=True)
 while True: time.sleep(0.1)
 PY
 """
-
-
-@pytest.fixture
-def solo(tmp_path: Path) -> Iterator[Solo]:
-    solo = Solo(tmp_path)
-    yield solo
-    solo.close()
 
 
 def peak_kb(pid: int) -> int:

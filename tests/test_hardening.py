@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,13 +25,6 @@ os.posix_spawnp = posix_spawnp
 from executor import slurm
 slurm.run_as_program()
 """
-
-
-@pytest.fixture
-def solo(tmp_path: Path) -> Iterator[Solo]:
-    solo = Solo(tmp_path)
-    yield solo
-    solo.close()
 
 
 def test_a_python_without_memfd_and_posix_spawn_setsid_runs_scripts_all_the_same(solo: Solo) -> None:
