@@ -15,7 +15,7 @@ from filelock import FileLock
 from tests.bench import CHECKOUT
 from tests.minislurm import preflight
 from tests.minislurm.errors import BedError
-from tests.minislurm.rootfs import debootstrap
+from tests.minislurm.rootfs import prepare
 
 OTHER_SUITE = {"bookworm": "trixie", "trixie": "bookworm"}
 FILES = ("tests/test_gang_on_slurm.py", "tests/test_examples.py")
@@ -32,12 +32,10 @@ def other_suite() -> str:
 def test_a_gang_behaves_alike_on_the_other_slurm() -> None:
     root = Path("/var/tmp/gangrun-%s" % other_suite())
     with FileLock(f"{root}.lock"):
-        if not (root / "complete").exists():
-            try:
-                debootstrap(root, other_suite())
-            except BedError as error:
-                pytest.skip(str(error))
-            (root / "complete").touch()
+        try:
+            prepare(root, other_suite())
+        except BedError as error:
+            pytest.skip(str(error))
     argv = [sys.executable, "-m", "pytest", "-q", "-n", "3", "-m", "not slow", "-p", "no:cacheprovider", *FILES]
     done = subprocess.run(
         argv, cwd=CHECKOUT, env={**os.environ, "MINISLURM_ROOTFS": str(root)}, text=True, capture_output=True

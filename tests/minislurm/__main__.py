@@ -11,7 +11,7 @@ from typing import NoReturn
 from tests.minislurm import preflight
 from tests.minislurm.cluster import Cluster
 from tests.minislurm.errors import BadInput, BedError, Unsupported
-from tests.minislurm.options import CONTROLLER, Options
+from tests.minislurm.options import CONTROLLER, LAPTOP, Options
 from tests.minislurm.rootfs import SUITE, debootstrap
 
 PROGRAM = "python -m tests.minislurm"
@@ -56,6 +56,7 @@ def _parser() -> Parser:
     shell_command.add_argument("--user", help="run as this user instead of root")
     shell_command.add_argument("node", help=f"{CONTROLLER}, n1, n2, ...")
     shell_command.add_argument("words", nargs=argparse.REMAINDER, metavar="CMD", help="instead of a shell")
+    command("login", login, "start an sshd, and a laptop to come from")
     command("status", status, "what is up")
     command("down", down, "take the cluster away; nothing of it is left")
     root_command = command("debootstrap", build, "build a Debian root with another Slurm, for `up --rootfs`")
@@ -79,6 +80,7 @@ def _add_options(parser: Parser) -> None:
     parser.add_argument(
         "--private-dir", action="append", default=[], dest="private_dirs", metavar="DIR", help="one for each node"
     )
+    parser.add_argument("--accounting", action="store_true", help="slurmdbd with its database, for sacct")
     parser.add_argument("--extra-conf", default="", metavar="TEXT", help="more lines for slurm.conf")
     parser.add_argument("--rootfs", metavar="DIR", help="boot the nodes from this root (see debootstrap)")
 
@@ -102,6 +104,14 @@ def shell(arguments: argparse.Namespace) -> NoReturn:
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
     argv = Cluster.attach(arguments.root).argv_in(arguments.node, words or ["bash"], user=arguments.user)
     os.execvp(argv[0], argv)
+
+
+def login(arguments: argparse.Namespace) -> None:
+    ready = Cluster.attach(arguments.root).login()
+    print("sshd is up. Next:")
+    for alias in ready.aliases:
+        ssh = f"ssh -F {ready.config} {alias}"
+        print(f"  {PROGRAM} shell{_root(arguments)} {LAPTOP} {ssh}")
 
 
 def status(arguments: argparse.Namespace) -> None:

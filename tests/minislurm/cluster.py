@@ -13,20 +13,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable
 
-from tests.minislurm import cgroups, config, leftovers, preflight
+from filelock import FileLock
+
+from tests.minislurm import accounts, cgroups, config, leftovers, preflight
+from tests.minislurm.accounting import Accounting
 from tests.minislurm.cgroups import NO_CGROUPS, Cgroups
 from tests.minislurm.daemons import Daemons
 from tests.minislurm.errors import BadInput, BedError
 from tests.minislurm.jobs import JobEnd, parse_job, parse_job_id, parse_steps
 from tests.minislurm.layout import Layout
+from tests.minislurm.login import Login
 from tests.minislurm.mounts import PROGRAMS as MOUNT_PROGRAMS
 from tests.minislurm.mounts import FaultyMount, NfsLikeMount
-from tests.minislurm.options import CONTROLLER, SWITCH, Options
+from tests.minislurm.options import CONTROLLER, LAPTOP, SWITCH, Options
 from tests.minislurm.proc import NodeProcess, processes_of
 from tests.minislurm.room import Arg, NodePopen, Room
 
 # what runs in a node without being anybody's program
-INFRASTRUCTURE = {"slurmd", "slurmstepd", "slurmctld", "munged", *MOUNT_PROGRAMS}
+INFRASTRUCTURE = {
+    *("slurmd", "slurmstepd", "slurmctld", "slurmdbd", "munged", "mariadbd"),
+    *("sshd", "sshd-session", "sshd-auth", *MOUNT_PROGRAMS),
+}
 JOB_POLL_S = 0.05
 NVIDIA_MAJOR = 195
 BOOT_TIMEOUT_S = 120.0
@@ -41,6 +48,7 @@ class Cluster:
         self.notes = list(notes)  # what this machine could not do as asked
         self._room = Room(options, layout, chosen)
         self._daemons = Daemons(self._room)
+        self._accounting = Accounting(self._daemons)
 
     # -- life
 
@@ -49,7 +57,7 @@ class Cluster:
         """Boot a cluster in the folder `root` and return when all nodes are idle. `choices` are fields of
         Options. What an aborted run left in the same folder is cleaned up first."""
         options = dataclasses.replace(options or Options(), **choices)
-        preflight.demand(options.rootfs)
+        preflight.demand(options.rootfs, accounting=options.accounting)
         layout = Layout(Path(root).resolve())
         leftovers.clean(layout)
         layout.make_root()
@@ -67,9 +75,13 @@ class Cluster:
         self._room.cgroups = cgroups.choose(self.options, self.layout, self.notes)
         self._write_record()
         self._write_config()
+        if self.options.accounting:  # before the nodes: they are to know the users from the start
+            accounts.create(self.layout, self.options.rootfs)
         self._room.power_on([SWITCH])
         self._room.power_on([CONTROLLER, *self.nodes])
         self._daemons.start_munged()
+        if self.options.accounting:
+            self._accounting.create(["root", *(one.name for one in accounts.present(self.options.rootfs))])
         self._daemons.start_slurmctld()
         self._daemons.start_slurmd(self.nodes)
         self.wait_idle(timeout_s=BOOT_TIMEOUT_S)
@@ -185,6 +197,11 @@ class Cluster:
         found = processes_of(self._room.init(node))
         return [p for p in found if not _is_infrastructure(p, self.layout.tools)]
 
+    def login(self) -> Login:
+        """The cluster's sshd with its accounts, and the node `laptop` to come from; started by whoever is first."""
+        with FileLock(str(self.layout.login_lock)):
+            return Login.open(self._room, self._daemons)
+
     # -- jobs
 
     def sbatch(self, script: Arg, *args: Arg, **how: Any) -> int:
@@ -242,7 +259,18 @@ class Cluster:
         """Boot a node that was off, with its daemon. Let Slurm notice before that it was off (DOWN): its boot
         time is the machine's, so jobs of its earlier life would stay RUNNING."""
         self._room.power_on([node])
-        self.start_controller() if node == CONTROLLER else self.start_slurmd(node)
+        if node == CONTROLLER:
+            self._start_head()
+        elif node != LAPTOP:
+            self.start_slurmd(node)
+
+    def _start_head(self) -> None:
+        if self.options.accounting:
+            self._accounting.start_mariadb()
+            self._accounting.start()
+        self.start_controller()
+        if self.layout.sshd_config.exists():
+            self.login().start()
 
     def cut_link(self, node: str) -> None:
         """Pull the network cable of a node. What runs there runs on."""
@@ -266,6 +294,14 @@ class Cluster:
     def start_slurmd(self, node: str) -> None:
         """Start slurmd; it takes running steps over again."""
         self._daemons.start_slurmd([node])
+
+    def stop_database(self, signum: int = signal.SIGTERM) -> None:
+        """Stop slurmdbd: sacct fails, and slurmctld keeps what it has to say."""
+        self._accounting.stop(signum)
+
+    def start_database(self) -> None:
+        """Start slurmdbd; returns when it answers. It learns what happened meanwhile."""
+        self._accounting.start()
 
     # -- file systems of single nodes
 

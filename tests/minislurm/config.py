@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.minislurm.layout import Layout
 from tests.minislurm.options import CONTROLLER, Options
 
+SLURMDBD_PORT = 6819
+DATABASE, DATABASE_ADDRESS, DATABASE_PORT = "slurm", "127.0.0.1", 3306  # of `ctl`: no other node gets there
 CONSTRAINTS = {"cores": "ConstrainCores", "devices": "ConstrainDevices", "ram": "ConstrainRAMSpace"}
 
 
@@ -33,7 +35,7 @@ SlurmctldPort=6817
 SlurmdPort=6818
 ProctrackType=proctrack/{proctrack}
 TaskPlugin=task/{"cgroup" if options.constrain else "none"}
-JobAcctGatherType=jobacct_gather/none
+JobAcctGatherType=jobacct_gather/{"linux" if options.accounting else "none"}
 JobCompType=jobcomp/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
@@ -49,9 +51,39 @@ SlurmdParameters=config_overrides
 KillWait={options.kill_wait_s}
 MinJobAge={options.min_job_age_s}
 PropagateResourceLimits=NONE
+{_accounting(options, layout)}
 {_nodes(options)}
 {options.partitions or "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO"}
 {options.extra_conf}
+"""
+
+
+def _accounting(options: Options, layout: Layout) -> str:
+    if not options.accounting:
+        return ""
+    return f"""\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={CONTROLLER}
+AccountingStoragePort={SLURMDBD_PORT}
+AccountingStoragePass={layout.munge_socket}
+""" + ("AccountingStorageTRES=gres/gpu" if options.gpus else "")
+
+
+def slurmdbd_conf(layout: Layout) -> str:
+    """Slurm looks for it beside slurm.conf, and its database asks nobody for a password."""
+    return f"""\
+AuthType=auth/munge
+AuthInfo=socket={layout.munge_socket}
+DbdHost={CONTROLLER}
+DbdPort={SLURMDBD_PORT}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost={DATABASE_ADDRESS}
+StoragePort={DATABASE_PORT}
+StorageUser=root
+StorageLoc={DATABASE}
+LogFile={layout.log("slurmdbd")}
+PidFile={layout.runs}/slurmdbd.pid
 """
 
 

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 from tests.minislurm.errors import BedError, tail
 from tests.minislurm.jobs import parse_nodes
 from tests.minislurm.options import CONTROLLER, SWITCH
 from tests.minislurm.preflight import program
-from tests.minislurm.proc import Pid, kill_all, processes_of
+from tests.minislurm.proc import Pid, end_all, processes_of
 from tests.minislurm.room import Room
 
 POLL_S = 0.02
@@ -33,11 +33,11 @@ class Daemons:
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
         files = [f"--{name}-file={folder}/{name}" for name in ("key", "pid", "log", "seed")]
-        self._start(SWITCH, "munged", "--force", f"--socket={self.layout.munge_socket}", *files)
+        self.start(SWITCH, "munged", "--force", f"--socket={self.layout.munge_socket}", *files)
 
     def start_slurmctld(self) -> None:
         """Returns when the daemon has gone to the background; state of an earlier life is kept."""
-        self._start(CONTROLLER, "slurmctld", "-f", str(self.layout.slurm_conf))
+        self.start(CONTROLLER, "slurmctld", "-f", str(self.layout.slurm_conf))
 
     def start_slurmd(self, nodes: Sequence[str]) -> None:
         """Side by side on all nodes."""
@@ -47,7 +47,8 @@ class Daemons:
         for node, process in starting:
             self._finish(node, "slurmd", process)
 
-    def _start(self, node: str, name: str, *args: str) -> None:
+    def start(self, node: str, name: str, *args: str) -> None:
+        """Returns when the daemon has gone to the background."""
         self._finish(node, name, self._spawn(node, name, *args))
 
     def _spawn(self, node: str, name: str, *args: str) -> subprocess.Popen[str]:
@@ -60,10 +61,10 @@ class Daemons:
     def _finish(self, node: str, name: str, process: subprocess.Popen[str]) -> None:
         if code := process.wait():
             said = tail(self.layout.log(f"{name}-{node}.start"))
-            raise BedError(f"{name} on {node} ended with code {code}:\n{said}\n{self.log_tail(node)}")
+            raise BedError(f"{name} on {node} ended with code {code}:\n{said}\n{self.log_tail(node, name)}")
 
-    def log_tail(self, node: str) -> str:
-        name = "slurmctld" if node == CONTROLLER else f"slurmd-{node}"
+    def log_tail(self, node: str, daemon: str) -> str:
+        name = daemon if node == CONTROLLER else f"{daemon}-{node}"
         return f"end of {self.layout.log(name)}:\n{tail(self.layout.log(name))}"
 
     def _pids(self, node: str, name: str) -> list[Pid]:
@@ -73,13 +74,7 @@ class Daemons:
 
     def stop(self, node: str, name: str, signum: int = signal.SIGTERM, timeout_s: float = 10) -> None:
         """Stop a daemon and wait until it is dead; KILL if it does not obey."""
-        pids = self._pids(node, name)
-        for pid in pids:
-            pid.signal(signum)
-        deadline = time.monotonic() + timeout_s
-        while any(pid.alive() for pid in pids) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-        kill_all(pids)
+        end_all(self._pids(node, name), signum, timeout_s)
 
     def wait_idle(self, nodes: Sequence[str], timeout_s: float) -> None:
         """Until Slurm calls every one of the nodes idle. Gives up when a daemon it waits for is dead."""
@@ -92,7 +87,7 @@ class Daemons:
                 self._check_alive(busy[0], "slurmd")
                 look += LOOK_S
             if time.monotonic() > deadline:
-                logs = "\n".join(self.log_tail(node) for node in (CONTROLLER, busy[0]))
+                logs = self.log_tail(CONTROLLER, "slurmctld") + "\n" + self.log_tail(busy[0], "slurmd")
                 raise BedError(f"not idle after {timeout_s} s: {', '.join(busy)}\n{logs}")
 
     def node_states(self) -> dict[str, str]:
@@ -108,6 +103,14 @@ class Daemons:
         argv = ["sinfo", "-h", "-N", "-o", "%N %T"]
         return parse_nodes(self.room.run(CONTROLLER, argv, check=False, cwd="/", timeout_s=timeout_s).stdout)
 
+    def wait(self, name: str, ready: Callable[[], bool], timeout_s: float = 30) -> None:
+        """Until a daemon on `ctl` is ready for work."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if time.monotonic() > deadline:
+                raise BedError(f"{name} is not ready after {timeout_s} s\n{self.log_tail(CONTROLLER, name)}")
+            time.sleep(POLL_S)
+
     def _check_alive(self, node: str, name: str) -> None:
         if not self._pids(node, name):
-            raise BedError(f"{name} on {node} does not run\n{self.log_tail(node)}")
+            raise BedError(f"{name} on {node} does not run\n{self.log_tail(node, name)}")

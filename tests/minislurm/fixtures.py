@@ -23,6 +23,7 @@ from filelock import FileLock
 from tests.minislurm import preflight
 from tests.minislurm.cluster import Cluster
 from tests.minislurm.leftovers import clean_all
+from tests.minislurm.login import Login
 
 SHARED_NODES = 4
 TEMP = Path("/tmp")  # short, and visible to all users: sockets and jobs live below
@@ -139,6 +140,14 @@ def cluster(pytestconfig: pytest.Config) -> Cluster:
 
 
 @pytest.fixture
+def login(cluster: Cluster) -> Login:
+    """The way into the shared cluster over ssh. Others use it too: leave it listening, and count on your own one."""
+    if why := preflight.missing_login(cluster.options.rootfs):
+        pytest.skip(why)
+    return cluster.login()
+
+
+@pytest.fixture
 def own_cluster(pytestconfig: pytest.Config) -> Iterator[BootCluster]:
     """Boot a cluster for this test alone: `own_cluster(nodes=2, gpus=0, ...)` with the fields of Options."""
     session = Session.of(pytestconfig)
@@ -146,7 +155,10 @@ def own_cluster(pytestconfig: pytest.Config) -> Iterator[BootCluster]:
     booted: list[Cluster] = []
 
     def boot(**options: Any) -> Cluster:
-        booted.append(Cluster.boot(session.own_root(), **{"rootfs": session.rootfs, **options}))
+        options = {"rootfs": session.rootfs, **options}
+        if options.get("accounting") and (why := preflight.missing_accounting(options["rootfs"])):
+            pytest.skip(why)
+        booted.append(Cluster.boot(session.own_root(), **options))
         return booted[-1]
 
     yield boot

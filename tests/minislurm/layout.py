@@ -60,6 +60,46 @@ class Layout(NamedTuple):
         return self.munge / "munge.sock"
 
     @property
+    def passwd(self) -> Path:
+        """The users as the nodes see them, once there are accounts of ours."""
+        return self.root / "accounts" / "passwd"
+
+    @property
+    def group(self) -> Path:
+        return self.passwd.with_name("group")
+
+    @property
+    def homes(self) -> Path:
+        """Home folders of our accounts; the laptop does not see them."""
+        return self.root / "home"
+
+    @property
+    def login(self) -> Path:
+        """Keys and settings of the sshd and of its clients."""
+        return self.root / "login"
+
+    @property
+    def sshd_config(self) -> Path:
+        return self.login / "sshd_config"
+
+    @property
+    def login_lock(self) -> Path:
+        return self.root / "login.lock"
+
+    @property
+    def slurmdbd_conf(self) -> Path:
+        return self.root / "slurmdbd.conf"
+
+    @property
+    def database(self) -> Path:
+        """MariaDB's files."""
+        return self.root / "database"
+
+    @property
+    def database_socket(self) -> Path:
+        return self.root / "database.sock"
+
+    @property
     def tools(self) -> Path:
         """Programs that run inside the nodes."""
         return self.root / "tools"

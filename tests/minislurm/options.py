@@ -10,6 +10,8 @@ from typing import Any
 from tests.minislurm.errors import BadInput
 
 CONTROLLER = "ctl"  # the node of slurmctld: where people log in and submit
+LAPTOP = "laptop"  # where a person sits, without any Slurm; `Cluster.login` plugs it in
+LAPTOP_NUMBER = 2  # the last part of its address
 SWITCH = "switch"  # the bridge all nodes are plugged into, and the home of munged
 MAX_NODES = 200
 CHECKOUT = str(Path(__file__).resolve().parents[2])
@@ -35,6 +37,7 @@ class Options:
     kill_wait_s: int = 2
     cred_expire_s: int = 5  # a requeued job waits this long; Slurm's own default is 120
     min_job_age_s: int = 300
+    accounting: bool = False  # slurmdbd and its MariaDB in `ctl`
     private_dirs: Sequence[str] = ()  # folders of which every node sees its own
     shm_mb: int = 256
     rootfs: str | None = None  # boot the nodes from this Debian root instead of the machine's
@@ -43,8 +46,8 @@ class Options:
     def __post_init__(self) -> None:
         if not 1 <= len(self.names) <= MAX_NODES:
             raise BadInput(f"a cluster has 1 to {MAX_NODES} nodes, not {len(self.names)}")
-        if len({*self.names, CONTROLLER, SWITCH}) != len(self.names) + 2:
-            raise BadInput(f"node names must differ from each other, {CONTROLLER!r} and {SWITCH!r}")
+        if len({*self.names, CONTROLLER, SWITCH, LAPTOP}) != len(self.names) + 3:
+            raise BadInput(f"node names must differ from each other, {CONTROLLER!r}, {SWITCH!r} and {LAPTOP!r}")
         if unknown := set(self.constrain) - {"cores", "devices", "ram"}:
             raise BadInput(f"constrain knows cores, devices and ram, not {', '.join(sorted(unknown))}")
 
@@ -58,8 +61,14 @@ class Options:
         """Every node's address; the controller is .10, the compute nodes follow."""
         return {name: f"{self.subnet}.{10 + i}" for i, name in enumerate((CONTROLLER, *self.names))}
 
+    def address_of(self, node: str) -> str:
+        """A node's or the laptop's address."""
+        return f"{self.subnet}.{LAPTOP_NUMBER}" if node == LAPTOP else self.addresses[node]
+
     def port_of(self, node: str) -> str:
         """The name of the bridge port a node is plugged into."""
+        if node == LAPTOP:
+            return f"port-{LAPTOP}"
         return f"port{[CONTROLLER, *self.names].index(node)}"
 
     def to_json(self) -> dict[str, Any]:

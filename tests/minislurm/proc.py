@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 GONE_POLL_S = 0.004
+END_POLL_S = 0.02
 
 
 class Pid(NamedTuple):
@@ -67,6 +68,17 @@ def kill_all(pids: Iterable[Pid], timeout_s: float = 10) -> list[Pid]:
             break
         time.sleep(GONE_POLL_S)
     return left
+
+
+def end_all(pids: Iterable[Pid], signum: int, timeout_s: float = 10) -> None:
+    """Send a signal and wait until all are dead; KILL those that do not obey."""
+    left = list(pids)
+    for pid in left:
+        pid.signal(signum)
+    deadline = time.monotonic() + timeout_s
+    while any(pid.alive() for pid in left) and time.monotonic() < deadline:
+        time.sleep(END_POLL_S)
+    kill_all(left)
 
 
 def children(pid: int) -> list[int]:

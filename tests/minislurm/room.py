@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import subprocess
 import time
 from collections.abc import Sequence
 from typing import Any, Union
 
+from tests.minislurm import accounts
 from tests.minislurm.cgroups import Cgroups
 from tests.minislurm.errors import BadInput, BedError, tail
 from tests.minislurm.layout import Layout
-from tests.minislurm.options import CONTROLLER, SWITCH, Options
+from tests.minislurm.options import CONTROLLER, LAPTOP, SWITCH, Options
+from tests.minislurm.preflight import SYSTEM_PATH
 from tests.minislurm.proc import Pid, children, kill_all
 from tests.minislurm.scripts import node_script, switch_batch
 
@@ -89,12 +90,17 @@ class Room:
 
     def init(self, node: str) -> Pid:
         """Pid 1 of a node that is on."""
-        if node not in (CONTROLLER, SWITCH, *self.options.names):
+        if node not in (CONTROLLER, SWITCH, LAPTOP, *self.options.names):
             raise BadInput(f"no node {node!r}; there are {CONTROLLER} and {', '.join(self.options.names)}")
         init = Pid.read(self.layout.init(node))
         if init is None or not init.alive():
-            raise BedError(f"node {node} is off")
+            raise BedError(f"node {node} is off" + (": it is there after login()" if node == LAPTOP else ""))
         return init
+
+    @property
+    def nodes_on(self) -> list[str]:
+        """All that have power and see the cluster's files, the switch included."""
+        return [node for node in (SWITCH, CONTROLLER, *self.options.names) if self.is_on(node)]
 
     # -- the network
 
@@ -120,8 +126,9 @@ class Room:
         env: dict[str, str] | None = None,
     ) -> list[str]:
         """The command that runs `argv` in a node; it dies when the wrapper is killed."""
-        who = _user(user) if user else None
-        variables = {"SLURM_CONF": str(self.layout.slurm_conf), **(env or {})}
+        who = accounts.find(user, self.layout) if user else None
+        ours = {"PATH": SYSTEM_PATH} if node == LAPTOP else {"SLURM_CONF": str(self.layout.slurm_conf)}
+        variables = {**ours, **(env or {})}
         if who:
             variables = {"HOME": who.pw_dir, "USER": who.pw_name, "LOGNAME": who.pw_name, **variables}
         enter = ["nsenter", "-t", str(self.init(node).pid), *["-n", "-u", "-m", "-i", "-p"]]
@@ -130,7 +137,7 @@ class Room:
         identity = ["--reuid", str(who.pw_uid), "--regid", str(who.pw_gid), "--init-groups"] if who else []
         return [
             *enter,
-            *("env", "-C", os.fspath(cwd or os.getcwd())),
+            *("env", *(["-i"] if node == LAPTOP else []), "-C", os.fspath(cwd or os.getcwd())),
             *(f"{key}={value}" for key, value in variables.items()),
             *("setpriv", "--pdeathsig", "KILL", *identity, "--"),
             *(os.fspath(arg) for arg in argv),
@@ -181,13 +188,6 @@ class Room:
         if check and process.returncode:
             raise BedError(f"{node}: {words}: exit code {process.returncode}\n{out}{err}".rstrip())
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def _user(name: str) -> pwd.struct_passwd:
-    try:
-        return pwd.getpwnam(name)
-    except KeyError:
-        raise BadInput(f"no user {name!r} on this machine") from None
 
 
 def _text(output: bytes | str) -> str:

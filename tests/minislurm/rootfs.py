@@ -9,11 +9,14 @@ from pathlib import Path
 
 from tests.minislurm.errors import BadInput, BedError, Unsupported
 
+STAMP = "2"  # of PACKAGES: a root with another one is completed
 SUITE = "trixie"  # Slurm 24.11
 PACKAGES = (
     *("slurmd", "slurmctld", "slurm-client", "slurm-wlm-basic-plugins", "munge"),
     *("iproute2", "procps", "python3-minimal"),
     *("sshfs", "openssh-sftp-server", "python3-fusepy"),  # for mount_nfs_like and mount_faulty
+    *("openssh-server", "tcsh", "fish"),  # for login
+    *("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server-core", "mariadb-client-core"),  # for accounting
 )
 SOURCES = Path("/etc/apt")
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
@@ -43,3 +46,27 @@ def debootstrap(folder: Path, suite: str = SUITE) -> None:
     if done.returncode:
         last = "\n".join(f"  {line}" for line in done.stdout.splitlines()[-5:])
         raise BedError(f"debootstrap failed; its log is {folder}/debootstrap/debootstrap.log\n{last}")
+
+
+def prepare(folder: Path, suite: str) -> None:
+    """Have a root with all packages: build it, or add what one of an earlier time lacks. The caller holds a lock."""
+    mark = folder / "complete"  # whole, with the packages of this stamp
+    if mark.exists() and mark.read_text() == STAMP:
+        return
+    add_packages(folder) if mark.exists() else debootstrap(folder, suite)
+    mark.write_text(STAMP)
+
+
+def add_packages(folder: Path) -> None:
+    """Install what is missing; what is there stays as it is, also for those who run on it. Starts no daemon."""
+    policy = folder / "usr/sbin/policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    policy.chmod(0o755)
+    shutil.copyfile("/etc/resolv.conf", folder / "etc/resolv.conf")
+    install = f"apt-get -qq update && apt-get -qq -y --no-install-recommends install {' '.join(PACKAGES)}"
+    script = f"mount -t proc proc /proc; export DEBIAN_FRONTEND=noninteractive; {install}"
+    argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "chroot", str(folder), "sh", "-c", script]
+    done = subprocess.run(argv, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        last = "\n".join(f"  {line}" for line in done.stdout.splitlines()[-5:])
+        raise BedError(f"{folder}: its packages cannot be completed\n{last}")

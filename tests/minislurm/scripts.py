@@ -9,22 +9,28 @@ One script per node, in three stages, each the `exec` of the one before:
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
 from tests.minislurm.cgroups import NO_CGROUPS, PROCS, SLURMD_CGROUP, UNIFIED, Cgroups
 from tests.minislurm.layout import Layout
-from tests.minislurm.options import CONTROLLER, SWITCH, Options
-from tests.minislurm.preflight import SYSTEM_PATH
+from tests.minislurm.options import CONTROLLER, LAPTOP, SWITCH, Options
+from tests.minislurm.preflight import SYSTEM_PATH, program
 
 BRIDGE = "br0"
+SLURM_COMMANDS = (
+    "sacct sacctmgr salloc sattach sbatch sbcast scancel scontrol scrontab sdiag sinfo sprio squeue sreport srun "
+    "sshare sstat strigger"
+).split()
 Lines = list[str]
 
 
 def node_script(options: Options, layout: Layout, cgroups: Cgroups, node: str, switch_pid: int) -> str:
     """The whole script; run it with `sh`. `switch_pid` is a process in the switch's network."""
     again = f"sh {quote(str(layout.script(node)))}"
-    has_cgroup = cgroups.version and node not in (SWITCH, CONTROLLER)
+    options = replace(options, rootfs=None) if node == LAPTOP else options
+    has_cgroup = cgroups.version and node not in (SWITCH, CONTROLLER, LAPTOP)
     cgroup_namespace = " --cgroup" if has_cgroup and cgroups.version == 2 else ""
     stages: dict[str, Lines] = {
         "hold": [
@@ -82,12 +88,13 @@ def _switch_network() -> Lines:
 
 def _node_network(options: Options, node: str, switch_pid: int) -> Lines:
     """A cable to the switch. The hardware address is fixed, so that peers find a node that was off and on."""
-    last = int(options.addresses[node].rsplit(".", 1)[1])
+    address = options.address_of(node)
+    last = int(address.rsplit(".", 1)[1])
     cable = f"type veth peer name {options.port_of(node)} netns {switch_pid}"
     return _ip(
         "link set lo up",
         f"link add eth0 address 02:00:00:00:00:{last:02x} {cable}",
-        f"addr add {options.addresses[node]}/24 dev eth0",
+        f"addr add {address}/24 dev eth0",
         "link set eth0 up",
     )
 
@@ -106,12 +113,27 @@ def _files(options: Options, layout: Layout, node: str) -> Lines:
     lines += [
         _bind(layout.hosts, f"{top}/etc/hosts"),
         f"mount -t tmpfs -o size={options.shm_mb}m,mode=1777 shm {quote(top + '/dev/shm')}",
+        *(_hide(layout) if node == LAPTOP else bind_accounts(layout, top) if layout.passwd.exists() else []),
     ]
     for i, folder in enumerate(options.private_dirs):
         own = quote(str(layout.own(node) / f"private{i}"))
         seen = quote(top + folder)
         lines += [f"mkdir -p {own} {seen}", f"chmod --reference={seen} {own}", f"mount --bind {own} {seen}"]
     return lines
+
+
+def bind_accounts(layout: Layout, top: str = "") -> Lines:
+    """Let a node know our accounts; those of the machine stay as they are."""
+    return [_bind(layout.passwd, f"{top}/etc/passwd"), _bind(layout.group, f"{top}/etc/group")]
+
+
+def _hide(layout: Layout) -> Lines:
+    """The laptop has no Slurm and does not see the homes: what it knows of the cluster it knows through ssh."""
+    found = [path for name in SLURM_COMMANDS if (path := program(name))]
+    empty = quote(f"{layout.own(LAPTOP)}/empty")  # a file that nobody may execute
+    lines = [f"mkdir -p {quote(str(layout.own(LAPTOP)))}", f"touch {empty}", f"mkdir -p {quote(str(layout.homes))}"]
+    lines += [f"mount --bind {empty} {quote(path)}" for path in found]
+    return [*lines, f"mount -t tmpfs -o ro none {quote(str(layout.homes))}"]
 
 
 def _root_binds(options: Options, layout: Layout) -> Lines:

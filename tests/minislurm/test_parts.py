@@ -36,7 +36,14 @@ class TestOptions:
         assert (again.names, again.addresses, tuple(again.constrain)) == (("a", "b"), options.addresses, ("ram",))
 
     @pytest.mark.parametrize(
-        "wrong", [{"nodes": 0}, {"nodes": 201}, {"node_names": ("a", "a")}, {"node_names": ("ctl",)}]
+        "wrong",
+        [
+            {"nodes": 0},
+            {"nodes": 201},
+            {"node_names": ("a", "a")},
+            {"node_names": ("ctl",)},
+            {"node_names": ("laptop",)},
+        ],
     )
     def test_impossible_clusters_are_refused(self, wrong: dict[str, object]) -> None:
         with pytest.raises(BadInput):
@@ -53,6 +60,12 @@ class TestConfiguration:
         assert "Gres=gpu:a100:1 " in config.slurm_conf(options, LAYOUT, "cgroup")
         assert config.gres_conf(options, LAYOUT) == "NodeName=n1,n2 Name=gpu Type=a100 File=/tmp/bed/gpu0\n"
         assert config.gres_conf(Options(gpus=0), LAYOUT) == ""
+
+    def test_accounting_is_off_unless_asked_for(self) -> None:
+        assert "AccountingStorage" not in config.slurm_conf(Options(), LAYOUT, "cgroup")
+        text = config.slurm_conf(Options(accounting=True), LAYOUT, "cgroup")
+        assert "\nAccountingStorageTRES=gres/gpu\n" in text and "Enforce" not in text
+        assert "StoragePort=3306\n" in config.slurmdbd_conf(LAYOUT)
 
     def test_extra_lines_come_last_so_that_they_win(self) -> None:
         text = config.slurm_conf(Options(extra_conf="KillWait=9"), LAYOUT, "pgid")
