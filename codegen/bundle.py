@@ -18,17 +18,21 @@ class Bundle(NamedTuple):
     driver: str
 
     def write(self, directory: str) -> str:
-        """Write everything into `directory` (0700, made if missing); returns the driver's path."""
+        """Write everything into `directory` (0700, made if missing; the files 0600); returns the driver's path."""
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
         except OSError as error:
             raise SpecError(f"cannot write {directory}: {error.strerror}") from error
-        if self.job.secrets:
-            _write(os.path.join(directory, protocol.SECRETS_NAME), json.dumps(dict(self.job.secrets)).encode())
-        _write(os.path.join(directory, protocol.ARCHIVE_NAME), executor_archive())
-        path = os.path.join(directory, protocol.DRIVER_NAME)
-        _write(path, self.driver.encode("utf-8", "surrogateescape"))
-        return path
+        for name, content in self.files().items():
+            _write(os.path.join(directory, name), content)
+        return os.path.join(directory, protocol.DRIVER_NAME)
+
+    def files(self) -> dict[str, bytes]:
+        """Names and contents, the driver last: where it is found, all is."""
+        files = {protocol.SECRETS_NAME: json.dumps(dict(self.job.secrets)).encode()} if self.job.secrets else {}
+        files[protocol.ARCHIVE_NAME] = executor_archive()
+        files[protocol.DRIVER_NAME] = self.driver.encode("utf-8", "surrogateescape")
+        return files
 
 
 def _write(path: str, content: bytes) -> None:

@@ -11,6 +11,12 @@ from codegen.spec import Job, Resources, SpecError
 from executor import protocol
 
 TEMPLATE = "slurm_driver.py.j2"
+# Options that ask for the same thing: sbatch takes one of them, or refuses two ("mutually exclusive").
+TWINS: Mapping[str, tuple[str, ...]] = {
+    "gpus": ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-socket", "--gpus-per-task"),
+    "cpus": ("--cpus-per-task", "--cpus-per-gpu"),
+    "memory_gb": ("--mem", "--mem-per-cpu", "--mem-per-gpu"),
+}
 
 
 class SlurmCodeGen(TaskCodeGen):
@@ -95,12 +101,25 @@ def _variables(job: Job, own: Mapping[str, str]) -> Mapping[str, str]:
     return {**own, **injected}
 
 
-def render_sbatch(job: Job, driver: str, output: str, extra: Sequence[str] = ()) -> str:
+def render_sbatch(job: Job, driver: str, output: str, extra: Sequence[str] = (), tombstone: str | None = None) -> str:
     """A batch script that asks for the job's nodes and becomes its driver. Raises SpecError.
 
     `driver` is the driver's path on the shared home, `output` the file for the driver's own output; its directory
-    must exist when the job starts (sbatch(1), --output). `extra` are further sbatch options.
+    must exist when the job starts (sbatch(1), --output). `extra` are further sbatch options. Where a file `tombstone`
+    exists when the job starts, the job was cancelled before, and ends.
     """
+    return render(
+        "job.sbatch.j2",
+        options=[_directive(option) for option in sbatch_options(job, output, extra)],
+        python=job.python or "python3",
+        driver=driver,
+        tombstone=tombstone,
+        exit_cancelled=protocol.EXIT_TERMINATED,
+    )
+
+
+def sbatch_options(job: Job, output: str, extra: Sequence[str] = ()) -> list[str]:
+    """What a job asks of sbatch; an option in `extra` stands instead of ours of that name."""
     options = [
         "--job-name=" + job.task_name,
         "--nodes=%d" % job.num_nodes,
@@ -111,12 +130,10 @@ def render_sbatch(job: Job, driver: str, output: str, extra: Sequence[str] = ())
     ]
     options += ["--signal=B:" + job.warn_signal] if job.warn_signal else []
     options += ["--gpus-per-node=%d" % job.resources.gpus] if job.resources.gpus else []
-    return render(
-        "job.sbatch.j2",
-        options=[_directive(o) for o in (*options, *extra)],
-        python=job.python or "python3",
-        driver=driver,
-    )
+    given = {option.partition("=")[0] for option in extra}
+    for twins in TWINS.values():
+        given |= set(twins) if given & set(twins) else set()
+    return [*(option for option in options if option.partition("=")[0] not in given), *extra]
 
 
 def _directive(option: str) -> str:

@@ -188,6 +188,7 @@ class Driver:
             self._steps.run_loop_for(PRIVATE_FILES_S if self._private_files and is_small else look_s)
             records = self._records(is_setup=False)
             self._remove_what_was_read(records)
+            self._directory.progress("run", records)
             stuck = attendance.verdict_if_stuck(records, run) if run.is_running else None
             if stuck:
                 raise Ended(stuck)
@@ -297,6 +298,7 @@ class Driver:
             if self._run is not None and self._run.code is not None:
                 raise Ended(judge(self._records(is_setup=False), self._run.words, was_cancelled=False))
             self._steps.run_loop_for(HEARTBEAT_S)
+            self._directory.progress("setup", self._records(is_setup=True))
 
     def _wait_a_little(self, since: float) -> None:
         self._steps.run_loop_for(min(ALLOC_POLL_S, max(0.005, (time.monotonic() - since) / 10)))

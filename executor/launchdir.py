@@ -37,6 +37,7 @@ class JobDirectory:
             "slurm_job_id": job.slurm_job_id,
             "task_name": job.task_name,
             "num_nodes": job.num_nodes,
+            "nodes": list(job.cluster_ips[: job.num_nodes]),
             "log_dir": job.log_dir,
             "attempt": int(os.environ.get(protocol.SLURM_RESTART_COUNT) or 0),
             "driver": {"host": socket.gethostname(), "pid": os.getpid()},
@@ -88,6 +89,17 @@ class JobDirectory:
             self._try(lambda: write_atomic(path, b"%d\n" % verdict.exit_code))
         if not self._is_published:
             raise OSError(errno.EIO, f"{protocol.STATUS_NAME} could not be written")
+
+    def progress(self, step: str, records: Sequence[dict[str, Any] | None]) -> None:
+        """How many ranks of a step are in which state, for those who only read; written when it changes."""
+        counts: dict[str, int] = {}
+        for record in records:
+            state = record.get("state") if record else protocol.RANK_WAITING
+            counts[str(state)] = counts.get(str(state), 0) + 1
+        found = {"step": step, "ranks": counts}
+        if found != self._status.get("progress"):
+            self._status["progress"] = found
+            self._publish()
 
     def note(self, event: str, **fields: Any) -> None:
         """One line in events.jsonl, the source of every report."""

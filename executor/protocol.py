@@ -47,6 +47,7 @@ EXIT_USAGE = 2
 EXIT_INFRASTRUCTURE = 125
 EXIT_SIGNAL_BASE = 128
 SIGINT = 2
+SIGPIPE = 13
 SIGTERM = 15
 EXIT_TERMINATED = EXIT_SIGNAL_BASE + SIGTERM
 EXIT_KILLED = EXIT_SIGNAL_BASE + 9
@@ -110,6 +111,7 @@ STATUS_NAME = "status.json"
 EVENTS_NAME = "events.jsonl"
 EXIT_CODE_NAME = "exit_code"
 SECRETS_NAME = "secrets.json"
+SINGLE_LOG_NAME = "run.log"  # of a job of one node
 OLDEST_PYTHON = (3, 9)
 
 
@@ -193,7 +195,7 @@ def log_name(rank: int, index: int, num_nodes: int, is_setup: bool) -> str:
     """The name of a node's log; `index` is the node's place in the cluster of `num_nodes`."""
     if is_setup:
         return f"setup-{node_name(index)}.log"
-    return "run.log" if num_nodes == 1 else "%d-%s.log" % (rank, node_name(index))
+    return SINGLE_LOG_NAME if num_nodes == 1 else "%d-%s.log" % (rank, node_name(index))
 
 
 def exit_code_of_signal(number: int) -> int:

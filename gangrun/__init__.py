@@ -1,1 +1,38 @@
-"""The command line of gangrun, and the Python client."""
+"""The command line of gangrun, and the Python client.
+
+    from gangrun import Cluster, Task
+
+    job = Cluster("login").launch(Task(name="hello", num_nodes=2, run="hostname"))
+    print(job.wait().state)
+
+`examples/sdk.py` shows more. What is imported here is loaded when it is used: the command line starts without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from codegen.spec import Resources
+    from gangrun.cluster import Cluster, Job, wait
+    from gangrun.records import Run
+    from gangrun.task import Slurm, Task
+
+__all__ = ["Cluster", "Job", "Resources", "Run", "Slurm", "Task", "wait"]
+HOMES = {
+    "Cluster": "gangrun.cluster",
+    "Job": "gangrun.cluster",
+    "wait": "gangrun.cluster",
+    "Resources": "codegen.spec",
+    "Run": "gangrun.records",
+    "Slurm": "gangrun.task",
+    "Task": "gangrun.task",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module 'gangrun' has no attribute {name!r}; it has {', '.join(__all__)}")
+    import importlib
+
+    return getattr(importlib.import_module(HOMES[name]), name)

@@ -1,25 +1,92 @@
-"""`gangrun`: the command line. Each verb imports what it needs when it is called."""
+"""`gangrun`: the command line. Each verb imports what it needs when it is called; what it does is in `verbs`."""
 
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from executor import protocol
 from executor.protocol import GangrunError
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+HOST_HELP = "An alias of ~/.ssh/config, or `local` (default: default_host of the settings, else this machine)."
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(protocol.VERSION, prog_name="gangrun")
 def cli() -> None:
-    """Start one gang of processes, one per node, on a Slurm cluster."""
+    """Start one gang of processes, one per node, on a Slurm cluster.
+
+    JOB is an id, a name, `last`, or `all`. Exit codes of wait, logs and status: 0 succeeded, 100 failed,
+    101 not finished, 102 not found, 103 cancelled; 2 usage; 125 the cluster could not be asked.
+    """
+
+
+def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+task_file = click.argument("task_file", metavar="TASK.yaml", type=click.Path(exists=True, dir_okay=False))
+env_option = click.option(
+    "--env", "envs", multiple=True, metavar="NAME=VALUE", help="Set or replace one of the task's envs."
+)
+host_option = click.option("--host", metavar="ALIAS", help=HOST_HELP)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+one_job = click.argument("word", metavar="JOB")
+some_jobs = click.argument("words", metavar="JOB...", nargs=-1)
+request_options = options(
+    click.option("--name", metavar="NAME", help="Instead of the task's name."),
+    env_option,
+    click.option(
+        "--secret", "secrets", multiple=True, metavar="NAME", help="A variable of your environment, as a secret."
+    ),
+    click.option("--gpus", metavar="SPEC", help="GPUs per node: gpu, 2, h100, h100:2, gpu:a100:4."),
+    click.option("--time", metavar="DURATION", help="Time limit: 90s, 30m, 4h, 1d, 1-02:00:00."),
+    click.option("--partition", metavar="NAME", help="sbatch's --partition."),
+    click.option("--account", metavar="NAME", help="sbatch's --account."),
+    click.option("--qos", metavar="NAME", help="sbatch's --qos."),
+    click.option("--constraint", metavar="FEATURES", help="sbatch's --constraint."),
+    click.option("--sbatch-arg", "sbatch_args", multiple=True, metavar="--OPTION=VALUE", help="Any option of sbatch."),
+    click.option(
+        "--warn-signal", metavar="USR1@SECONDS", help="Reaches every program that long before the time limit."
+    ),
+    click.option("--grace", metavar="DURATION", help="From TERM to KILL when the job is stopped (default 30s)."),
+    click.option("--requeue/--no-requeue", default=None, help="Whether Slurm may run it again (default: yes)."),
+    click.option("--dirty", is_flag=True, help="The working tree as it is, not the last commit."),
+)
 
 
 @cli.command()
-@click.argument("task_file", metavar="TASK.yaml", type=click.Path(exists=True, dir_okay=False))
-@click.option("--env", "envs", multiple=True, metavar="NAME=VALUE", help="Set or replace one of the task's envs.")
+@task_file
+@host_option
+@request_options
+@click.option("--force", is_flag=True, help="Although a run of this name is in flight.")
+@click.option("--dry-run", is_flag=True, help="Show what would be sent, and where each value comes from.")
+@click.option("-d", "--detach", is_flag=True, help="Do not follow the log.")
+@json_option
+def launch(task_file: str, host: str | None, as_json: bool, **how: Any) -> NoReturn:
+    """Send a task to a cluster, and follow its output.
+
+    The last commit of its workdir travels; what you edit afterwards never reaches the job. Ctrl-C leaves it running.
+
+    Example:  gangrun launch train.yaml --host lab --gpus h100:8 --time 4h
+    """
+    from gangrun import verbs
+
+    sys.exit(verbs.launch(task_file, host, as_json, **how))
+
+
+@cli.command()
+@task_file
+@env_option
 @click.option("--log-dir", metavar="DIR", help="Where the logs go (default: in the run's own directory).")
 @click.option(
     "--grace-s",
@@ -39,10 +106,155 @@ def run(task_file: str, envs: tuple[str, ...], log_dir: str | None, grace_s: flo
     from gangrun import here
     from gangrun.task import Task
 
-    here.run(Task.from_file(task_file, _assignments(envs)), log_dir, grace_s, is_local)
+    here.run(Task.from_file(task_file, assignments(envs)), log_dir, grace_s, is_local)
 
 
-def _assignments(envs: tuple[str, ...]) -> dict[str, str]:
+@cli.command()
+@host_option
+@click.option("-a", "--all", "include_ended", is_flag=True, help="Also those that have ended.")
+@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C.")
+@click.option("--adopt", is_flag=True, help="First find the runs on the cluster that are not recorded here.")
+@json_option
+def queue(host: str | None, include_ended: bool, watch: bool, adopt: bool, as_json: bool) -> NoReturn:
+    """List runs: state, nodes, attempt, age, progress, and why those wait that wait.
+
+    Without --host: of all hosts that have runs.
+
+    Example:  gangrun queue --watch
+    """
+    from gangrun import verbs
+
+    sys.exit(verbs.queue(host, include_ended, watch, adopt, as_json))
+
+
+@cli.command()
+@one_job
+@host_option
+@json_option
+def status(word: str, host: str | None, as_json: bool) -> NoReturn:
+    """Tell how a job is doing, rank by rank.
+
+    Example:  gangrun status last
+    """
+    from gangrun import verbs
+
+    sys.exit(verbs.status(word, host, as_json))
+
+
+@cli.command()
+@one_job
+@host_option
+@click.option("--rank", type=click.IntRange(min=0), help="Only this rank's log.")
+@click.option("--node", metavar="NAME", help="Only this node's log: head, worker1, or the node's own name.")
+@click.option("--setup", is_flag=True, help="The logs of setup.")
+@click.option("--driver", is_flag=True, help="Only what the driver and Slurm say.")
+@click.option("-f", "--follow", is_flag=True, help="Until the job has ended.")
+@click.option("-n", "--lines", type=click.IntRange(min=1), help="Only the last N lines.")
+@click.option("--download", metavar="DIR", help="Copy all logs into DIR.")
+@json_option
+def logs(word: str, host: str | None, **how: Any) -> NoReturn:
+    """Print a job's output: all ranks with prefixes, or one rank's as it wrote it.
+
+    Example:  gangrun logs last --rank 3 -f
+    """
+    from gangrun import verbs
+
+    sys.exit(verbs.logs(word, host, **how))
+
+
+@cli.command()
+@some_jobs
+@host_option
+@click.option("--all", "every", is_flag=True, help="All runs in flight.")
+@click.option("--grace", metavar="DURATION", help="From asking to forcing (default: the task's).")
+@json_option
+def cancel(words: tuple[str, ...], host: str | None, every: bool, grace: str | None, as_json: bool) -> NoReturn:
+    """End jobs, softly first, and see that they have ended.
+
+    Example:  gangrun cancel train-abcd2345
+    """
+    from gangrun import verbs
+
+    sys.exit(verbs.cancel((*words, "all") if every else words, host, grace, as_json))
+
+
+@cli.command()
+@some_jobs
+@host_option
+@click.option("--any", "any_of_them", is_flag=True, help="Return when the first has ended.")
+@click.option("--timeout", metavar="DURATION", help="Exit code 101 after this.")
+@click.option(
+    "--then", "command", metavar="CMD", help="Run once at the end of each, with GANGRUN_STATE and others set."
+)
+@json_option
+def wait(words: tuple[str, ...], host: str | None, **how: Any) -> NoReturn:
+    """Wait until jobs have ended. It can be stopped and started again at any time.
+
+    Example:  gangrun wait last --then 'notify-send "$GANGRUN_RUN: $GANGRUN_STATE"'
+    """
+    from gangrun import verbs
+
+    sys.exit(verbs.wait(words, host, **how))
+
+
+@cli.command()
+@one_job
+@host_option
+@json_option
+def explain(word: str, host: str | None, as_json: bool) -> NoReturn:
+    """Say why a job waits, or why it failed, and what would help.
+
+    Example:  gangrun explain last
+    """
+    from gangrun import verbs
+
+    sys.exit(verbs.explain(word, host, as_json))
+
+
+@cli.command()
+@host_option
+@click.option("--deep", is_flag=True, help="Also submit a short job that looks at a compute node.")
+@json_option
+def check(host: str | None, deep: bool, as_json: bool) -> NoReturn:
+    """Say what a host has and lacks, and what that costs.
+
+    Example:  gangrun check --host lab --deep
+    """
+    from gangrun import verbs
+
+    sys.exit(verbs.check(host, deep, as_json))
+
+
+@cli.command()
+@task_file
+@request_options
+@click.option("-o", "--output", metavar="DIR", help="Write the files into DIR instead of printing them.")
+def render(task_file: str, output: str | None, **how: Any) -> NoReturn:
+    """Print the driver and the batch script of a task, or write them to be submitted by hand. Nothing is sent anywhere.
+
+    Example:  gangrun render train.yaml -o my-run && sbatch my-run/job.sbatch
+    """
+    from gangrun import verbs
+
+    sys.exit(verbs.render(task_file, output, **how))
+
+
+@cli.command()
+@host_option
+@click.option("--older-than", default="14d", show_default=True, metavar="DURATION", help="Only what is older.")
+@click.option("--yes", is_flag=True, help="Remove without asking.")
+@json_option
+def gc(host: str | None, older_than: str, yes: bool, as_json: bool) -> NoReturn:
+    """List old runs and snapshots on a cluster with ages and sizes, and remove them.
+
+    Example:  gangrun gc --older-than 30d
+    """
+    from gangrun import verbs
+
+    sys.exit(verbs.gc(host, older_than, yes, as_json))
+
+
+def assignments(envs: tuple[str, ...]) -> dict[str, str]:
     for text in envs:
         if "=" not in text:
             raise click.BadParameter(f"{text!r}: use NAME=VALUE", param_hint="--env")
@@ -56,8 +268,11 @@ def main() -> NoReturn:
         sys.exit(cli(arguments, prog_name="gangrun", standalone_mode=False))
     except click.ClickException as error:
         _fail(error.format_message().rstrip("."), protocol.EXIT_USAGE)
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         _fail("interrupted", protocol.exit_code_of_signal(protocol.SIGINT))
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(protocol.exit_code_of_signal(protocol.SIGPIPE))
     except GangrunError as error:
         _fail(str(error), error.exit_code)
 

@@ -10,8 +10,10 @@ from typing import Any
 
 from codegen.spec import TASK_NAME_ALLOWED, Resources, SpecError, checked_variable, is_task_name
 from codegen.yamlfile import YamlMapping, read
+from gangrun import requests
 
-KEYS = ("name", "num_nodes", "resources", "envs", "secrets", "workdir", "setup", "run")
+KEYS = ("name", "num_nodes", "resources", "envs", "secrets", "workdir", "setup", "run", "slurm")
+SECONDS = ("time", "grace")
 RESOURCE_KEYS = ("cpus", "memory", "accelerators")
 ACCELERATORS = re.compile(r"([A-Za-z][\w.-]*)(?::(\d+))?")
 ACCELERATOR = re.compile(r"[A-Za-z][\w.-]*")
@@ -21,8 +23,35 @@ MEMORY = re.compile(r"(\d+(?:\.\d+)?)(?:[gG][bB]?)?\+?")
 
 
 @dataclass(frozen=True)
+class Slurm:
+    """What a task asks of Slurm beyond its resources; what is None is left to the host's settings and the cluster.
+
+    `time` and `grace` are seconds. Raises SpecError for what sbatch would not take, or not as meant.
+    """
+
+    time: int | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    sbatch_args: tuple[str, ...] = ()
+    requeue: bool = True
+    warn_signal: str | None = None
+    grace: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, check in {**requests.CHECKS, **dict.fromkeys(SECONDS, requests.checked_seconds)}.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, check(value, f"slurm.{name}"))
+
+
+@dataclass(frozen=True)
 class Task:
-    """One program on `num_nodes` nodes: what a task file says. `memory_gb` is per node."""
+    """One program on `num_nodes` nodes: what a task file says. `memory_gb` is per node.
+
+    `sources` tells where the file asks for what: {"time": "task.yaml:4"}.
+    """
 
     name: str = "task"
     num_nodes: int = 1
@@ -33,6 +62,8 @@ class Task:
     workdir: str | None = None
     setup: str | None = None
     run: str | None = None
+    slurm: Slurm = field(default_factory=Slurm)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def from_file(cls, path: str, overrides: Mapping[str, str] | None = None) -> Task:
@@ -52,6 +83,8 @@ class Task:
             workdir=mapping.get("workdir", str, "a directory"),
             setup=mapping.get("setup", str, "a bash script"),
             run=mapping.get("run", str, "a bash script"),
+            slurm=_slurm(mapping),
+            sources=_sources(mapping),
         )
 
 
@@ -87,6 +120,19 @@ def _accelerators(nested: YamlMapping) -> Mapping[str, float]:
     if match is None:
         nested.fail("accelerators", f"accelerators={value!r}: use a name and a count such as H100:8")
     return {match.group(1): int(match.group(2) or 1)}
+
+
+def _slurm(mapping: YamlMapping) -> Slurm:
+    nested = _nested(mapping, "slurm")
+    if nested is None:
+        return Slurm()
+    nested.allow(tuple(requests.CHECKS))
+    return Slurm(**requests.checked_values(nested, requests.CHECKS))
+
+
+def _sources(mapping: YamlMapping) -> Mapping[str, str]:
+    sections = [mapping.nested[key] for key in ("resources", "slurm") if key in mapping.nested]
+    return {key: f"{mapping.path}:{line}" for section in sections for key, line in section.lines.items()}
 
 
 def _memory_gb(mapping: YamlMapping) -> float | None:

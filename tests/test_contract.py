@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "executor": {"colorama", "hostlist"},
     "codegen": {"executor.protocol", "jinja2", "yaml"},
     "driver_templates": set(),
-    "gangrun": {"executor.protocol", "codegen", "click"},
+    "gangrun": {"executor.protocol", "codegen", "click", "filelock", "hostlist", "rich"},
 }
 HEAVY = "argparse asyncio dataclasses inspect jinja2 logging pathlib subprocess tempfile threading yaml"
 # One list of node-side interpreters: what the machine has.

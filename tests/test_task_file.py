@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from codegen import Resources, SpecError
-from gangrun.task import Task
+from gangrun.task import Slurm, Task
 
 FULL = """
 name: train
@@ -87,6 +87,52 @@ def test_variables_given_with_the_command_win_and_add(tmp_path: Path) -> None:
     assert found.envs == {"A": "file", "B": "given", "C": "more"}
 
 
+SLURM = """
+resources:
+  accelerators: H100:8
+slurm:
+  time: 1-02:00:00
+  partition: gpu,long
+  account: team
+  qos: high
+  constraint: h100&ib
+  sbatch_args: [--mem-per-cpu=4G, --exclude=n1]
+  requeue: false
+  warn_signal: USR1@120
+  grace: 1m30s
+"""
+
+
+def test_a_full_slurm_section_is_read(tmp_path: Path) -> None:
+    assert task(tmp_path, SLURM).slurm == Slurm(
+        time=26 * 3600,
+        partition="gpu,long",
+        account="team",
+        qos="high",
+        constraint="h100&ib",
+        sbatch_args=("--mem-per-cpu=4G", "--exclude=n1"),
+        requeue=False,
+        warn_signal="USR1@120",
+        grace=90,
+    )
+
+
+@pytest.mark.parametrize("text", ["run: a", "slurm:", "slurm: {}", "slurm: {time: , sbatch_args: , requeue: }"])
+def test_nothing_of_a_slurm_section_is_needed(tmp_path: Path, text: str) -> None:
+    assert task(tmp_path, text).slurm == Slurm()
+    assert Slurm().requeue and Slurm().sbatch_args == () and Slurm().time is None
+
+
+def test_a_task_knows_the_lines_of_what_it_asks_for(tmp_path: Path) -> None:
+    found, path = task(tmp_path, SLURM), str(tmp_path / "task.yaml")
+    assert (found.sources["accelerators"], found.sources["time"]) == (f"{path}:3", f"{path}:5")
+    assert task(tmp_path, "run: a").sources == {}
+
+
+def test_where_a_task_was_read_makes_no_other_task(tmp_path: Path) -> None:
+    assert task(tmp_path, "slurm: {qos: a}") == task(tmp_path, "\n\nslurm:\n  qos: a")
+
+
 # --- where it is wrong: line, key, value, what is allowed
 
 
@@ -127,6 +173,25 @@ def test_variables_given_with_the_command_win_and_add(tmp_path: Path) -> None:
         ("envs:\n  A: 1\n  B: [1]\n", "3: envs['B']='list': use a string or a number"),
         ("secrets:\n  A: 1\n  B C: x\n", "3: secrets['B C']"),
         ("secrets:\n  TOKEN:\n", "2: secrets: TOKEN has no value"),
+        ("run: a\nslurm: gpu", "2: slurm='gpu': use a mapping"),
+        (
+            "slurm:\n  qos: a\n  walltime: 4h",
+            "3: unknown key 'walltime' in slurm; allowed are time, partition, account, qos, constraint, sbatch_args, "
+            "requeue, warn_signal, grace",
+        ),
+        ("slurm:\n  time: 4x", "2: time='4x': use 90s, 30m, 4h, 1d, 1h30m, 02:00:00 or 1-02:00:00"),
+        ("slurm:\n  time: 90", "2: time=90: a number has no unit; use 90s or 90m"),
+        ("slurm:\n  time: 12:00:00", "2: time=43200: a number has no unit; use 43200s or 43200m (for 12:00:00 write "),
+        ("slurm:\n  qos: a\n  grace: 0s", "3: grace='0s': use a time of 1s to 3650d"),
+        ("slurm:\n  partition: a b", "2: partition='a b': use letters, digits and _ . , @ / + -, with a letter or "),
+        ("slurm:\n  account: 0123", "2: account=83: use a text, in quotes where YAML takes it for something else: "),
+        ("slurm:\n  qos: no", "2: qos=False: use a text, in quotes where YAML takes it for something else: "),
+        ("slurm:\n  constraint: a b", "2: constraint='a b': use letters, digits, _ . , @ / + - and & | ( ) [ ] * :, "),
+        ("slurm:\n  requeue: maybe", "2: requeue='maybe': use true or false"),
+        ("slurm:\n  warn_signal: TERM@60", "2: warn_signal='TERM@60': use USR1@120 or USR2@120"),
+        ("slurm:\n  sbatch_args: --mem=4G", "2: sbatch_args='--mem=4G': use a list of sbatch's long options, such as"),
+        ("slurm:\n  sbatch_args: [-p, gpu]", "2: sbatch_args='-p': use sbatch's long options with their values, such"),
+        ("slurm:\n  sbatch_args: [--array=1-4]", "2: sbatch_args='--array=1-4': not allowed here: arrays are not supp"),
         ("run: a\na: [", "2: not valid YAML"),
         ("run: a\n\tname: b", "2: not valid YAML: found character '\\t'"),
         ("- run", "1: a task file is a mapping of keys to values"),
@@ -172,3 +237,26 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 )
 def test_yaml_that_no_task_can_mean_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
     assert complaint(tmp_path, text).startswith("1: ")
+
+
+# --- tasks made by a program
+
+
+def test_a_program_may_give_times_as_seconds_or_as_text() -> None:
+    assert Slurm(time="4h", grace=90) == Slurm(time=4 * 3600, grace="1m30s")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "values, said",
+    [
+        ({"partition": "a\n#SBATCH --x"}, "slurm.partition='a\\n#SBATCH --x': use letters"),
+        ({"time": 0}, "slurm.time=0: use a time of 1s to 3650d"),
+        ({"time": True}, "slurm.time=True: use 90s"),
+        ({"requeue": 1}, "slurm.requeue=1: use true or false"),
+        ({"sbatch_args": ["--wrap=id"]}, "slurm.sbatch_args='--wrap=id': not allowed here: gangrun sets it itself"),
+    ],
+)
+def test_what_a_program_asks_of_slurm_is_checked_too(values: dict[str, object], said: str) -> None:
+    with pytest.raises(SpecError) as error:
+        Slurm(**values)  # type: ignore[arg-type]
+    assert str(error.value).startswith(said)

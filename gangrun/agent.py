@@ -1,0 +1,656 @@
+# ruff: noqa: UP006, UP035, FA100
+"""Runs on the login node, fed on standard input to that host's Python: one request, one answer, gone.
+
+It alone touches the cluster: files below the work directory and Slurm's commands. Standard library only, and
+nothing that Python 3.6 lacks: that is what many login nodes still call `python3`.
+"""
+
+import base64
+import contextlib
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zlib
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+# What lies in the work directory, in this program's words; `launch` builds on them. What the driver names comes with
+# each request: NAMES["home"], NAMES["status"], NAMES["conf"].
+RUNS, SNAPSHOTS = "runs", "snapshots"
+OUTPUT, META, TOMBSTONE, WORK, LOGS = "output", "meta.json", "cancelled", "work", "logs"
+JOB, SUBMITTING = "job", "submitting"
+LOCK = "submit.lock"
+NAMES = {}  # type: Dict[str, str]
+Answer = Dict[str, Any]
+Job = Tuple[str, Optional[str]]  # id and cluster, if sbatch named one
+SLURM_FOLDERS = (
+    "/usr/bin",
+    "/usr/local/bin",
+    "/opt/slurm/bin",
+    "/usr/local/slurm/bin",
+    "/cm/shared/apps/slurm/current/bin",
+)
+# What a login environment says to Slurm's commands: the request is on the command line, and nothing else counts.
+FOREIGN = ("SBATCH_", "SLURM_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SALLOC_", "SRUN_", "PMI_", "PMIX_")
+JOB_ID = re.compile(r"^(\d+)(?:;([\w.-]+))?$")
+SUBMITTED = re.compile(r"^Submitted batch job (\d+)(?: on cluster ([\w.-]+))?")
+# sbatch's words when nobody knows whether the job is queued (facebookincubator/submitit#1659, nextflow-io/nextflow#970)
+UNCERTAIN = (
+    "timed out",
+    "Unable to contact",
+    "Connection refused",
+    "Zero Bytes",
+    "onnection failure",
+    "Transport endpoint",
+)
+CHUNK = 1 << 20
+SETTLE_S = 3.0  # how long a job may take to show up in squeue after a submission whose answer was lost
+TRIES = 3
+SBATCH_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 20.0
+DAY_S = 86400
+MOST_IDS = 1000
+MOST_SINGLE_QUERIES = 20
+FIRST_NUMBER = re.compile(r"^\s*(\d+)", re.MULTILINE)
+UNKNOWN = "UNKNOWN: "  # begins a refusal after which the same request may be made again
+NEWEST_PYTHON = 14
+OLDEST_PYTHON = 9
+
+
+class Refused(Exception):
+    """What was asked cannot be done; the text says why, in words for the user."""
+
+
+# --- files
+
+
+def expand(root: str) -> str:
+    path = os.path.expanduser(root)
+    if not os.path.isabs(path) or not os.path.isdir(path):
+        raise Refused("work directory %r is not a directory on this host" % path)
+    return path.rstrip("/") or "/"
+
+
+def read_bytes(path: str) -> Optional[bytes]:
+    """The content, asked of the server by open(2): a cached size or a cached absence is not believed."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def read_text(path: str) -> Optional[str]:
+    content = read_bytes(path)
+    return None if content is None else content.decode("utf-8", "replace")
+
+
+def write_private(path: str, content: bytes, mode: int = 0o600) -> None:
+    """All of it or nothing, under a name of this process's own until it is whole."""
+    fd, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".tmp-")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def sha256_of(path: str) -> Optional[str]:
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            for block in iter(lambda: file.read(CHUNK), b""):
+                digest.update(block)
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+def snapshot_path(home: str, digest: str) -> str:
+    return os.path.join(home, SNAPSHOTS, digest + ".tar")
+
+
+def run_path(home: str, run: str) -> str:
+    return os.path.join(home, RUNS, run)
+
+
+def status_path(home: str, job: str, run: str) -> str:
+    return os.path.join(home, job, run, NAMES["status"])
+
+
+def home_of(root: str) -> str:
+    """<work directory>/.gangrun, made if missing, for this user alone."""
+    home = os.path.join(expand(root), NAMES["home"])
+    for path in (home, os.path.join(home, RUNS), os.path.join(home, SNAPSHOTS)):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    return home
+
+
+# --- Slurm's commands
+
+
+def clean_environment() -> Dict[str, str]:
+    kept_names = NAMES["conf"]  # where Slurm's configuration is
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(FOREIGN) or name.startswith(kept_names)
+    }
+    found = kept.get("PATH", os.defpath).split(os.pathsep)
+    kept["PATH"] = os.pathsep.join(found + [folder for folder in SLURM_FOLDERS if folder not in found])
+    kept["SLURM_TIME_FORMAT"] = "%s"
+    return kept
+
+
+def command(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
+    """Run a command in a process group of its own; a controller that is away makes Slurm's hang."""
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=clean_environment(),
+            preexec_fn=os.setpgrp,
+        )
+    except OSError as error:
+        return {"rc": 127, "stdout": "", "stderr": "%s: %s" % (argv[0], error.strerror)}
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        code, err = 124, err + b"\n%s did not answer within %d s" % (os.fsencode(argv[0]), timeout_s)
+    return {"rc": code, "stdout": out.decode("utf-8", "replace"), "stderr": err.decode("utf-8", "replace")}
+
+
+def of_cluster(cluster: Optional[str]) -> List[str]:
+    return ["--clusters=" + cluster] if cluster else []
+
+
+def in_queue(run: str, cluster: Optional[str]) -> Optional[List[Job]]:
+    """The jobs of this name, oldest first; None if the controller did not answer."""
+    answer = command(["squeue", *of_cluster(cluster), "--noheader", "--states=all", "--name=" + run, "--format=%A"])
+    return None if answer["rc"] != 0 else jobs_in(answer["stdout"], cluster)
+
+
+def jobs_in(text: str, cluster: Optional[str]) -> List[Job]:
+    ids = sorted({int(line) for line in text.splitlines() if line.strip().isdigit()})
+    return [(str(number), cluster) for number in ids]
+
+
+def parse_job_id(text: str) -> Optional[Job]:
+    """sbatch --parsable's `ID[;CLUSTER]`, wherever a site's wrapper printed it."""
+    for line in reversed(text.splitlines()):
+        match = JOB_ID.match(line.strip()) or SUBMITTED.match(line.strip())
+        if match:
+            return match.group(1), match.group(2)
+    return None
+
+
+# --- requests
+
+
+def op_prepare(root: str, digest: Optional[str], commands: Dict[str, List[str]], python: Optional[str]) -> Answer:
+    """What a launch must know: where it goes, whether the snapshot is here and whole, what the cluster has."""
+    home = home_of(root)
+    path = snapshot_path(home, digest) if digest else ""
+    has_snapshot = bool(digest) and sha256_of(path) == digest
+    if digest and not has_snapshot:
+        remove(path)
+    if has_snapshot:
+        os.utime(path, None)  # gc goes by age
+    room = os.statvfs(home)
+    return {
+        "home": home,
+        "has_snapshot": has_snapshot,
+        "python": interpreter(python),
+        "free_bytes": room.f_bavail * room.f_frsize,
+        "host": socket.gethostname(),
+        "missing": [name for name in ("sbatch", "squeue", "scancel") if not which(name)],
+        "answers": {name: command(argv) for name, argv in commands.items()},
+    }
+
+
+def which(name: str) -> Optional[str]:
+    return shutil.which(name, path=clean_environment()["PATH"])
+
+
+def interpreter(chosen: Optional[str]) -> Optional[str]:
+    """An absolute path for the nodes: their own `python3` may be another one (dask/dask-jobqueue#409)."""
+    if chosen:
+        return chosen
+    if sys.version_info >= (3, OLDEST_PYTHON):
+        return sys.executable
+    return next(
+        filter(None, (which("python3.%d" % minor) for minor in range(NEWEST_PYTHON, OLDEST_PYTHON - 1, -1))), None
+    )
+
+
+def op_upload(root: str, digest: str, size: int, payload: BinaryIO) -> Answer:
+    """Take a snapshot in, verified, under its final name only when it is whole (a cut stream looks like its end)."""
+    path = snapshot_path(home_of(root), digest)
+    fd, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".tmp-")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            found = copy_digest(payload, file, size)
+        if found != digest:
+            raise Refused("the upload arrived damaged or cut short; nothing was kept")
+        os.replace(temporary, path)
+    finally:
+        remove(temporary)
+    return {"path": path}
+
+
+def copy_digest(source: BinaryIO, target: BinaryIO, size: int) -> str:
+    digest = hashlib.sha256()
+    while size > 0:
+        block = source.read(min(size, CHUNK))
+        if not block:
+            break
+        digest.update(block)
+        target.write(block)
+        size -= len(block)
+    target.flush()
+    os.fsync(target.fileno())
+    return digest.hexdigest()
+
+
+def op_submit(
+    root: str, run: str, files: Dict[str, str], digest: Optional[str], sbatch: List[str], cluster: Optional[str]
+) -> Answer:
+    """Submit a run once, however often this is asked: an answer that was lost is found again by the job's name."""
+    home = home_of(root)
+    directory = run_path(home, run)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    with locked(os.path.join(directory, LOCK)):
+        known = known_job(directory)
+        if known is None and os.path.exists(os.path.join(directory, SUBMITTING)):
+            known = adopt(directory, run, cluster)
+        if known is None:
+            lay_out(home, directory, files, digest)
+            known = submit(directory, run, sbatch, cluster)
+    return {"job": known[0], "cluster": known[1], "directory": directory}
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[None]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: the job's name still tells twins
+            fcntl.lockf(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def known_job(directory: str) -> Optional[Job]:
+    text = read_text(os.path.join(directory, JOB))
+    return parse_job_id(text) if text else None
+
+
+def adopt(directory: str, run: str, cluster: Optional[str]) -> Optional[Job]:
+    """The job that an earlier try left in the queue, if it did; of twins the oldest stays. Raises Refused."""
+    deadline = time.time() + SETTLE_S
+    found = in_queue(run, cluster)
+    while not found and time.time() < deadline:
+        time.sleep(0.5)
+        found = in_queue(run, cluster)
+    if found is None:
+        raise Refused(UNKNOWN + "the Slurm controller does not answer, so nobody knows whether the job is queued")
+    found = found or in_accounting(directory, run, cluster)
+    for twin, _ in found[1:]:
+        command(["scancel", *of_cluster(cluster), twin])
+    if found:
+        keep(directory, found[0])
+    return found[0] if found else None
+
+
+def in_accounting(directory: str, run: str, cluster: Optional[str]) -> List[Job]:
+    """A job so short that squeue has forgotten it."""
+    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(os.stat(directory).st_ctime - DAY_S))
+    argv = ["sacct", *of_cluster(cluster), "-X", "-n", "-P", "--name=" + run, "-S", since, "-o", "JobIDRaw"]
+    return jobs_in(command(argv)["stdout"], cluster)
+
+
+def keep(directory: str, job: Job) -> None:
+    text = job[0] + (";" + job[1] if job[1] else "")
+    write_private(os.path.join(directory, JOB), text.encode() + b"\n")
+
+
+def lay_out(home: str, directory: str, files: Dict[str, str], digest: Optional[str]) -> None:
+    for name, content in files.items():
+        write_private(os.path.join(directory, name), zlib.decompress(base64.b64decode(content)))
+    os.makedirs(os.path.join(directory, LOGS), mode=0o700, exist_ok=True)
+    work = os.path.join(directory, WORK)
+    if os.path.isdir(work):
+        return
+    if digest is None:
+        os.mkdir(work, 0o700)
+    else:
+        extract(snapshot_path(home, digest), digest, work)
+
+
+def extract(archive: str, digest: str, work: str) -> None:
+    """Into a directory that gets its name when it is complete."""
+    if sha256_of(archive) != digest:
+        raise Refused(
+            "snapshot %s is missing or damaged on this host; launch again and it is uploaded anew" % digest[:12]
+        )
+    temporary = tempfile.mkdtemp(dir=os.path.dirname(work), prefix=".work-")
+    try:
+        with tarfile.open(archive) as tar:
+            if hasattr(tarfile, "fully_trusted_filter"):
+                tar.extractall(temporary, filter="fully_trusted")  # our own archive, and verified
+            else:
+                tar.extractall(temporary)
+        os.rename(temporary, work)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def submit(directory: str, run: str, sbatch: List[str], cluster: Optional[str]) -> Job:
+    """sbatch, until it has said yes or a definite no."""
+    write_private(os.path.join(directory, SUBMITTING), b"%d\n" % os.getpid())
+    words = ""
+    for _ in range(TRIES):
+        answer = command(["sbatch", "--parsable", *sbatch], SBATCH_TIMEOUT_S)
+        job = parse_job_id(answer["stdout"]) if answer["rc"] == 0 else None
+        if job:
+            keep(directory, job)
+            return job
+        words = (answer["stderr"] or answer["stdout"]).strip() or "sbatch ended with code %d" % answer["rc"]
+        is_uncertain = answer["rc"] in (0, 124) or any(word in words for word in UNCERTAIN)
+        if not is_uncertain:
+            remove(os.path.join(directory, SUBMITTING))
+            raise Refused("sbatch refused the job: " + words)
+        found = adopt(directory, run, cluster)
+        if found:
+            return found
+    raise Refused("sbatch did not take the job after %d tries: %s" % (TRIES, words))
+
+
+# --- following
+
+
+def op_poll(root: str, runs: List[Dict[str, Any]], squeue: List[str], sacct: List[str], accounting: bool) -> Answer:
+    """All that can be known of these runs now: the drivers' records, one squeue, one sacct for those that it lacks."""
+    home = home_of(root)
+    answer: Answer = {"now": time.time(), "records": {}, "jobs": {}, "submitting": {}, "cancelled": []}
+    for run in runs:
+        gather(home, run, answer)
+    answer["squeue"], answer["sacct"] = {}, {}
+    for name in sorted({run["cluster"] or "" for run in runs}):
+        rows = command(["squeue", *of_cluster(name), *squeue, "--user=%d" % os.getuid()])
+        answer["squeue"][name] = rows
+        ids = [run["job"] for run in runs if (run["cluster"] or "") == name and run["job"]]
+        absent = sorted(set(ids) - set(FIRST_NUMBER.findall(rows["stdout"])))
+        if accounting and rows["rc"] == 0 and absent:
+            answer["sacct"][name] = account(name, sacct, absent)
+    return answer
+
+
+def account(cluster: str, sacct: List[str], ids: List[str]) -> List[Answer]:
+    """In pieces that any sacct takes; one id at a time where a site's wrapper refuses lists (BSC-ES/autosubmit#657)."""
+    parts = [ids[begin : begin + MOST_IDS] for begin in range(0, len(ids), MOST_IDS)]
+    answers = [command(["sacct", *of_cluster(cluster), *sacct, "--jobs=" + ",".join(part)]) for part in parts]
+    if answers[0]["rc"] != 0 and 1 < len(ids) <= MOST_SINGLE_QUERIES and "isabled" not in answers[0]["stderr"]:
+        return [command(["sacct", *of_cluster(cluster), *sacct, "--jobs=" + one]) for one in ids]
+    return answers
+
+
+def gather(home: str, run: Dict[str, Any], answer: Answer) -> None:
+    name = run["run"]
+    directory = run_path(home, name)
+    job = run["job"]
+    if job is None:
+        found = known_job(directory)
+        answer["jobs"][name] = found
+        answer["submitting"][name] = is_locked(os.path.join(directory, LOCK))
+        job = found[0] if found else None
+    if os.path.exists(os.path.join(directory, TOMBSTONE)):
+        answer["cancelled"].append(name)
+    if job is not None:
+        answer["records"][name] = read_text(status_path(home, job, name))
+
+
+def is_locked(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def op_read(
+    root: str, run: str, job: Optional[str], name: str, inode: Optional[int], offset: int, size: int, wait_s: float
+) -> Answer:
+    """The bytes of one log from an offset on, as soon as there are some; within wait_s in any case."""
+    home = home_of(root)
+    path = os.path.join(run_path(home, run), name)
+    status = status_path(home, job, run) if job else os.devnull
+    deadline, before = time.time() + wait_s, read_text(status)
+    while True:
+        found = read_part(path, inode, offset, size)
+        record = read_text(status)
+        if found["data"] or found["is_new"] or record != before or time.time() >= deadline:
+            break
+        time.sleep(0.25)
+    found["record"] = record
+    return found
+
+
+def read_part(path: str, inode: Optional[int], offset: int, size: int) -> Answer:
+    """A file that shrank or became another one is read anew; `offset` below zero counts lines from the end."""
+    try:
+        with open(path, "rb") as file:
+            state = os.fstat(file.fileno())
+            is_new = inode is not None and (state.st_ino != inode or state.st_size < offset)
+            begin = 0 if is_new else offset if offset >= 0 else last_lines(file, -offset)
+            file.seek(begin)
+            data = file.read(size)
+    except OSError:
+        return {"inode": inode, "offset": max(offset, 0), "data": "", "is_new": False, "is_there": False}
+    text = base64.b64encode(data).decode()
+    return {"inode": state.st_ino, "offset": begin + len(data), "data": text, "is_new": is_new, "is_there": True}
+
+
+def last_lines(file: BinaryIO, count: int) -> int:
+    """Where the last `count` lines begin, read from the end: logs are long."""
+    end = file.seek(0, os.SEEK_END)
+    position, missing = end, count
+    while position > 0:
+        step = min(CHUNK, position)
+        position -= step
+        file.seek(position)
+        block = file.read(step)
+        if position + step == end and block.endswith(b"\n"):
+            missing += 1
+        if block.count(b"\n") < missing:
+            missing -= block.count(b"\n")
+            continue
+        at = step
+        for _ in range(missing):
+            at = block.rindex(b"\n", 0, at)
+        return position + at + 1
+    return 0
+
+
+def op_list_logs(root: str, run: str) -> Answer:
+    directory = run_path(home_of(root), run)
+    names = sorted(os.listdir(os.path.join(directory, LOGS))) if os.path.isdir(os.path.join(directory, LOGS)) else []
+    sizes = {"logs/" + name: os.path.getsize(os.path.join(directory, "logs", name)) for name in names}
+    output = os.path.join(directory, OUTPUT)
+    if os.path.exists(output):
+        sizes[OUTPUT] = os.path.getsize(output)
+    return {"logs": sizes}
+
+
+def op_cancel(root: str, runs: List[Dict[str, Any]], how: str) -> Answer:
+    """Mark the runs first: a job that starts in spite of all sees the mark and leaves. `how`: soft, hard or kill."""
+    home, answers = home_of(root), {}
+    for run in runs:
+        directory = run_path(home, run["run"])
+        if os.path.isdir(directory):
+            write_private(os.path.join(directory, TOMBSTONE), b"%d\n" % int(time.time()))
+        job = run["job"] or (known_job(directory) or (None, None))[0]
+        if job:
+            answers[run["run"]] = command(["scancel", *of_cluster(run["cluster"]), *CANCEL[how], job])
+    return {"answers": answers}
+
+
+CANCEL = {"soft": ["--batch", "--signal=TERM"], "hard": [], "kill": ["--full", "--signal=KILL"]}
+
+
+def op_commands(commands: Dict[str, List[str]], limit_s: float) -> Answer:
+    return {name: command(argv, limit_s) for name, argv in commands.items()}
+
+
+# --- what lies here
+
+
+def op_runs(root: str) -> Answer:
+    """Every run's own description, its job and its record: what a client that lost its records finds again."""
+    home = home_of(root)
+    return {"runs": [describe(home, name) for name in sorted(os.listdir(os.path.join(home, RUNS)))]}
+
+
+def op_describe(root: str, run: str) -> Answer:
+    return describe(home_of(root), run)
+
+
+def describe(home: str, name: str) -> Answer:
+    directory = run_path(home, name)
+    job = known_job(directory)
+    record = read_text(status_path(home, job[0], name)) if job else None
+    return {"run": name, "job": job, "meta": read_text(os.path.join(directory, META)), "record": record}
+
+
+def op_sizes(root: str) -> Answer:
+    home = home_of(root)
+    now = time.time()
+    found = []
+    for kind in (RUNS, SNAPSHOTS):
+        for path in sorted(glob.glob(os.path.join(glob.escape(home), kind, "*"))):
+            found.append(
+                {"kind": kind, "name": os.path.basename(path), "bytes": tree_size(path), "age_s": now - newest(path)}
+            )
+    queued = command(["squeue", "--noheader", "--user=%d" % os.getuid(), "--format=%j"])
+    if queued["rc"] != 0:
+        raise Refused("the Slurm controller does not answer, so nobody knows which runs are over")
+    return {"entries": found, "used": used_snapshots(home), "live": queued["stdout"].splitlines()}
+
+
+def used_snapshots(home: str) -> Dict[str, str]:
+    metas = ((run["run"], run["meta"]) for run in op_runs(os.path.dirname(home))["runs"])
+    found = {}
+    for run, meta in metas:
+        with contextlib.suppress(ValueError, TypeError):
+            digest = json.loads(meta)["digest"]
+            if digest:
+                found[run] = digest
+    return found
+
+
+def tree_size(path: str) -> int:
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    with contextlib.suppress(OSError):
+        total += 0 if os.path.isdir(path) else os.lstat(path).st_size
+    return total
+
+
+def newest(path: str) -> float:
+    inside = [os.path.join(path, name) for name in (OUTPUT, JOB, META)]
+    times = [os.stat(one).st_mtime for one in [path, *inside] if os.path.exists(one)]
+    return max(times) if times else 0.0
+
+
+def op_remove(root: str, runs: List[Dict[str, Any]], snapshots: List[str]) -> Answer:
+    home, removed = home_of(root), []
+    for run in runs:
+        name = os.path.basename(run["run"])
+        job = run["job"] or (known_job(run_path(home, name)) or (None, None))[0]
+        shutil.rmtree(run_path(home, name), ignore_errors=True)
+        if job and job.isdigit():
+            shutil.rmtree(os.path.join(home, job, name), ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.join(home, job))
+        removed.append(name)
+    for name in snapshots:
+        remove(os.path.join(home, SNAPSHOTS, os.path.basename(name)))
+    return {"removed": removed + snapshots}
+
+
+def op_tar(root: str, run: str, names: List[str]) -> Answer:
+    """Logs for a download, as one compressed archive."""
+    directory = run_path(home_of(root), run)
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w:gz") as tar:
+            for name in names:
+                tar.add(os.path.join(directory, name), arcname=name)
+        file.seek(0)
+        return {"archive": base64.b64encode(file.read()).decode()}
+
+
+# --- one request
+
+
+def main() -> None:
+    stdin = sys.stdin.buffer
+    request = json.loads(stdin.readline().decode())
+    mark, timeout_s = request.pop("mark"), request.pop("timeout_s")
+    signal.alarm(int(timeout_s) + 1)  # nothing of us outlives the one who asked
+    answer: Dict[str, Any]
+    try:
+        answer = {"result": serve(request, stdin)}
+    except Refused as error:
+        answer = {"refused": str(error)}
+    except Exception as error:
+        answer = {"failed": "%s: %s" % (type(error).__name__, error)}
+    sys.stdout.write("\n%s%s%s\n" % (mark, json.dumps(answer), mark))
+    sys.stdout.flush()
+
+
+def serve(request: Dict[str, Any], stdin: BinaryIO) -> Answer:
+    NAMES.update(request.pop("names"))
+    operation: Callable[..., Answer] = globals()["op_" + request.pop("op")]
+    if request.pop("has_payload"):
+        request["payload"] = stdin
+    return operation(**request)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Asks a cluster what `explain` needs to know about one job."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from executor import protocol
+from gangrun import explain
+from gangrun.cluster import Job
+from gangrun.ended import why_ended
+from gangrun.reasons import Explanation
+from gangrun.records import Run
+
+TAIL_LINES = 30
+TAIL_BYTES = 1 << 16
+ACCOUNT_FIELDS = (
+    "JobID",
+    "JobName",
+    "State",
+    "ExitCode",
+    "DerivedExitCode",
+    "Reason",
+    "Elapsed",
+    "Timelimit",
+    "NodeList",
+)
+LOOK_TIMEOUT_S = 60.0
+
+
+def explain_job(job: Job, run: Run) -> Explanation:
+    """Why it waits, how it runs, or why it ended."""
+    if run.is_final:
+        return _ended(job, run)
+    if run.state != protocol.PENDING or run.job is None:
+        return Explanation(f"it is {run.state}", tuple(words for words in (run.progress, run.reason) if words))
+    return _waiting(job, run)
+
+
+def _waiting(job: Job, run: Run) -> Explanation:
+    where = ["--clusters=" + run.cluster] if run.cluster else []
+    asked = {"whose": ["squeue", *where, "--noheader", "--jobs=" + str(run.job), "--format=%P|%u"]}
+    line = (_commands(job, asked)["whose"].stdout.strip().splitlines() or ["|"])[-1]
+    partition, _, user = line.partition("|")
+    return explain.why_waiting(_commands(job, explain.commands(str(run.job), partition, user)))
+
+
+def _commands(job: Job, commands: dict[str, list[str]]) -> dict[str, explain.CommandResult]:
+    answers = job.cluster.host.call("commands", commands=commands, limit_s=LOOK_TIMEOUT_S / 4, timeout_s=LOOK_TIMEOUT_S)
+    return {name: explain.CommandResult(one["rc"], one["stdout"], one["stderr"]) for name, one in answers.items()}
+
+
+def _ended(job: Job, run: Run) -> Explanation:
+    found = job.cluster.host.call("describe", root=run.root, run=run.run)
+    record: dict[str, Any] | None = json.loads(found["record"]) if found["record"] else None
+    found = why_ended(record, _account(job, run), _tails(job, run, record or {}))
+    return found if record else found._replace(facts=tuple(filter(None, (run.reason, *found.facts))))
+
+
+def _account(job: Job, run: Run) -> list[dict[str, str]]:
+    if run.job is None:
+        return []
+    fields = ",".join(ACCOUNT_FIELDS)
+    days = 2 + int((run.ended or run.submitted) - run.submitted) // 86400
+    asked = {"sacct": ["sacct", "-n", "-P", "-D", f"--starttime=now-{days}days", "--jobs=" + run.job, "-o", fields]}
+    rows = [line.split("|") for line in _commands(job, asked)["sacct"].stdout.splitlines()]
+    named = [dict(zip(ACCOUNT_FIELDS, row)) for row in rows if len(row) == len(ACCOUNT_FIELDS)]
+    return [row for row in named if "." in row["JobID"] or row["JobName"] == run.run]
+
+
+def _tails(job: Job, run: Run, record: dict[str, Any]) -> dict[int, str]:
+    """The end of the log of the rank that failed first, or of the whole output where no rank did."""
+    first = (record.get("first_failure") or {}).get("rank", 0)
+    names = job.cluster.host.call("list_logs", root=run.root, run=run.run)["logs"]
+    is_setup = record.get("state") == protocol.FAILED_SETUP
+    wanted = f"setup-{protocol.node_name(first)}." if is_setup else f"{first}-"
+    own = next((name for name in names if os.path.basename(name).startswith((wanted, protocol.SINGLE_LOG_NAME))), None)
+    return {first: b"".join(job.logs(own, lines=TAIL_LINES)).decode("utf-8", "replace")} if own else {}

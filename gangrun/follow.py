@@ -1,0 +1,130 @@
+"""Reads a log on the cluster by byte offset: through truncation, requeue and lost connections, to its last line."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from executor import protocol
+from gangrun import states
+from gangrun.remote import LoginNeeded, RemoteError
+
+if TYPE_CHECKING:
+    from gangrun.cluster import Job
+
+CHUNK_BYTES = 1 << 20
+LONG_POLL_S = 15.0  # the host answers at once when there is something, and after this in any case
+CALL_MARGIN_S = 30.0
+LOOK_FIRST_S = 2.0  # how often Slurm is asked about a job whose driver says nothing new
+LOOK_LONGEST_S = 20.0
+SETTLED_LOOKS = 2  # empty answers after the end: over NFS a last line may come late
+RETRY_FIRST_S = 1.0
+RETRY_LONGEST_S = 30.0
+
+
+def follow_log(
+    job: Job,
+    name: str,
+    follow: bool,
+    lines: int | None,
+    say: Callable[[str], None] = lambda words: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[bytes]:
+    """Pieces of a log. With `follow` until the job has ended and everything has been read. A lost connection is told
+    with `say` and mended; nothing is lost or repeated."""
+    reader = Reader(job, name, lines, say, sleep)
+    held = b""
+    while True:
+        piece = reader.read(LONG_POLL_S if follow else 0.0)
+        held, whole = _whole_characters(held + piece)
+        if whole:
+            yield whole
+        if not piece and (not follow or reader.is_over()):
+            break
+    if held:
+        yield held
+
+
+class Reader:
+    """Where one reading of one log has come to."""
+
+    def __init__(
+        self, job: Job, name: str, lines: int | None, say: Callable[[str], None], sleep: Callable[[float], None]
+    ) -> None:
+        self._job, self._name, self._say, self._sleep = job, name, say, sleep
+        self._inode: int | None = None
+        self._offset = -lines if lines else 0
+        self._record: str | None = None
+        self._looked, self._look_s = 0.0, LOOK_FIRST_S
+        self._told = ""
+        self._empty_after_end = 0
+
+    def read(self, wait_s: float) -> bytes:
+        """The next bytes; empty if there were none within `wait_s` seconds, or if only the job's state changed."""
+        answer = self._ask(wait_s)
+        if answer["is_new"]:
+            self._say(f"{self._name} was truncated or replaced; reading it from its start")
+        self._inode, self._offset, self._record = answer["inode"], answer["offset"], answer["record"]
+        return base64.b64decode(answer["data"])
+
+    def _ask(self, wait_s: float) -> Any:
+        run, retry_s = self._job.run, RETRY_FIRST_S
+        is_over = self._says_over()
+        request: dict[str, Any] = {
+            "root": run.root, "run": run.run, "job": run.job, "name": self._name, "inode": self._inode,
+            "offset": self._offset, "size": CHUNK_BYTES, "wait_s": 0.3 if is_over else wait_s,
+        }  # fmt: skip
+        while True:
+            try:
+                return self._job.cluster.host.call("read", timeout_s=wait_s + CALL_MARGIN_S, **request)
+            except LoginNeeded as error:
+                self._say(f"{error}. The job is not affected")
+                self._job.cluster.host.wait_for_login()
+            except RemoteError as error:
+                if wait_s == 0:
+                    raise
+                self._say(f"{error}. The job is not affected; asking again in {retry_s:.0f} s")
+                self._sleep(retry_s)
+                retry_s = min(retry_s * 2, RETRY_LONGEST_S)
+
+    def _says_over(self) -> bool:
+        record = states.parse_record(self._record)
+        return self._job.run.is_final or (record is not None and record.state in protocol.TERMINAL_STATES)
+
+    def is_over(self) -> bool:
+        """The job has ended, and the log has been read to its end more than once since."""
+        if not self._says_over() and time.monotonic() - self._looked > self._look_s:
+            self._looked = time.monotonic()
+            self._look_s = min(self._look_s * 1.5, LOOK_LONGEST_S)
+            self._refresh()
+        if not self._says_over():
+            return False
+        if not self._job.run.is_final:  # the driver says so; a requeue would be news to it
+            self._refresh()
+            self._record = None if not self._job.run.is_final else self._record
+        self._empty_after_end += 1
+        return self._job.run.is_final and self._empty_after_end >= SETTLED_LOOKS
+
+    def _refresh(self) -> None:
+        try:
+            run = self._job.status()
+        except RemoteError as error:
+            self._say(f"{error}. The job is not affected")
+            return
+        words = f"{run.run} is {run.state}" + (f" ({run.reason})" if run.reason else "")
+        if run.state == protocol.PENDING and words != self._told:
+            self._told = words
+            self._say(words)
+
+
+def _whole_characters(data: bytes) -> tuple[bytes, bytes]:
+    """What must be held back, and what can be shown: a character's bytes stay together."""
+    for back in range(1, min(4, len(data) + 1)):
+        lead = data[-back]
+        if lead & 0xC0 == 0x80:
+            continue
+        length = 4 if lead >= 0xF0 else 3 if lead >= 0xE0 else 2 if lead >= 0xC0 else 1
+        return (data[-back:], data[:-back]) if length > back else (b"", data)
+    return b"", data

@@ -1,0 +1,222 @@
+"""A task as the files of a run on the cluster and sbatch's options; and its submission, once, whatever gets lost."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import getpass
+import json
+import os
+import re
+import secrets
+import socket
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from codegen import Bundle, Job, SpecError, render_driver, render_sbatch
+from codegen.slurm import sbatch_options
+from executor import protocol
+from gangrun import agent, requests
+from gangrun.records import Run
+from gangrun.remote import Host, RemoteError, Unreachable
+from gangrun.settings import Request
+from gangrun.snapshot import Snapshot
+from gangrun.task import Task
+
+LONGEST_NAME = 40
+RUN_ID_BYTES = 5
+SCRIPT_NAME = "job.sbatch"
+RETRY_S = (1.0, 3.0, 8.0, 20.0)
+SUBMIT_TIMEOUT_S = 240.0
+NODE_GRES = ("sinfo", "--all", "--noheader", "--format=%G")
+
+
+class Place(NamedTuple):
+    """Where a run goes, and what its cluster has."""
+
+    root: str | None  # the work directory on the shared home; None: the home
+    directory: str  # the run's own
+    workdir: str  # where the scripts run
+    python: str | None
+    gres: Sequence[str]  # of the nodes, in sinfo's words; none: not known
+
+
+class Found(NamedTuple):
+    """What the host said before anything was sent there."""
+
+    home: str  # <work directory>/.gangrun
+    has_snapshot: bool
+    python: str
+    gres: Sequence[str]
+
+    def place(self, run: str) -> Place:
+        directory = os.path.join(self.home, agent.RUNS, run)
+        work = os.path.join(directory, agent.WORK)
+        return Place(os.path.dirname(self.home), directory, work, self.python, self.gres)
+
+
+class Plan(NamedTuple):
+    """Everything of one launch, before it is sent: what --dry-run shows and `gangrun render` writes."""
+
+    run: str
+    job: Job
+    driver: str
+    script: str
+    sbatch: Sequence[str]
+    meta: Mapping[str, Any]
+
+    def files(self) -> dict[str, bytes]:
+        """The files of the run's directory."""
+        own = {SCRIPT_NAME: _bytes(self.script), agent.META: json.dumps(self.meta, indent=1).encode()}
+        return {**Bundle(self.job, self.driver).files(), **own}
+
+
+def new_run_id(name: str) -> str:
+    """`<name>-<8 letters and digits>`: a directory's name, Slurm's job name, and not to be met twice."""
+    slug = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.")[:LONGEST_NAME] or "task"
+    return "%s-%s" % (slug, base64.b32encode(secrets.token_bytes(RUN_ID_BYTES)).decode().lower())
+
+
+def plan(task: Task, run: str, place: Place, request: Request, meta: Mapping[str, Any]) -> Plan:
+    """Pure. Raises SpecError for what cannot be asked of this cluster."""
+    job = _job(task, run, place, request)
+    tombstone = os.path.join(place.directory, agent.TOMBSTONE)
+    driver_path = os.path.join(place.directory, protocol.DRIVER_NAME)
+    output = os.path.join(place.directory, agent.OUTPUT)
+    extra = _extra(run, place, request)
+    script = render_sbatch(job, driver_path, output, extra, tombstone)
+    options = [*sbatch_options(job, output, extra), os.path.join(place.directory, SCRIPT_NAME)]
+    return Plan(run, job, render_driver(job), script, options, meta)
+
+
+def _job(task: Task, run: str, place: Place, request: Request) -> Job:
+    gpus = request.gpus.value
+    count, kind = (gpus.count, gpus.kind) if gpus else (0, None)
+    return Job(
+        job_id=run,
+        num_nodes=task.num_nodes,
+        log_dir=os.path.join(place.directory, agent.LOGS),
+        run=task.run,
+        setup=task.setup,
+        task_name=task.name,
+        resources=dataclasses.replace(task.resources, gpus=count, gpu_type=kind),
+        env_vars=task.envs,
+        setup_env_vars=task.envs,
+        secrets=task.secrets,
+        cluster_home=place.root,
+        workdir=place.workdir,
+        python=place.python,
+        grace_s=request.grace_s.value,
+        warn_signal=request.warn_signal.value,
+    )
+
+
+def _extra(run: str, place: Place, request: Request) -> list[str]:
+    """sbatch's options beyond the job's own; the user's come last, and where they name a thing we do not."""
+    own = list(request.sbatch_args.value or ())
+    options = ["--job-name=" + run, "--comment=gangrun:" + run, "--chdir=" + place.directory]
+    options += ["--requeue" if request.requeue.value else "--no-requeue"]
+    for name in ("partition", "account", "qos", "constraint"):
+        chosen = getattr(request, name).value
+        options += [f"--{name}={chosen}"] if chosen else []
+    if request.time.value:
+        options.append("--time=" + requests.slurm_time(request.time.value))
+    if request.gpus.value and not request.twin("gpus"):
+        options.append(requests.gres_option(request.gpus.value, place.gres))
+    if request.memory_gb.value and not request.twin("memory_gb"):
+        options.append("--mem=%dM" % round(request.memory_gb.value * 1024))
+    return [*options, *own]
+
+
+def look(host: Host, root: str, digest: str | None, python: str | None, needs_gres: bool) -> Found:
+    """The first remote call of a launch. Raises SpecError where the host lacks what a job needs."""
+    commands = {"gres": list(NODE_GRES)} if needs_gres else {}
+    found = host.call("prepare", root=root, digest=digest, commands=commands, python=python)
+    if found["missing"]:
+        raise SpecError(
+            "{}: no {} there; is this a login node of a Slurm cluster?".format(host.name, ", ".join(found["missing"]))
+        )
+    if found["python"] is None:
+        oldest = "%d.%d" % protocol.OLDEST_PYTHON
+        raise SpecError(
+            f"{host.name}: no Python {oldest} or newer on PATH; name one with `python:` in the host's settings"
+        )
+    gres = found["answers"].get("gres", {"rc": 1, "stdout": ""})
+    offered = gres["stdout"].split("\n") if gres["rc"] == 0 else []
+    return Found(
+        found["home"], found["has_snapshot"], found["python"], [line.strip() for line in offered if line.strip()]
+    )
+
+
+def upload(host: Host, root: str, snapshot: Snapshot) -> None:
+    with open(snapshot.path, "rb") as payload:
+        host.call("upload", root=root, digest=snapshot.digest, size=snapshot.size, payload=payload)
+
+
+def submit(
+    host: Host, root: str, plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+) -> tuple[str, str | None]:
+    """The job's id and cluster. The same request is made again where its answer got lost: it submits once."""
+    files = {name: base64.b64encode(zlib.compress(content)).decode() for name, content in plan.files().items()}
+    request: dict[str, Any] = {
+        "root": root, "run": plan.run, "files": files, "digest": plan.meta["digest"],
+        "sbatch": list(plan.sbatch), "cluster": cluster_of(plan.sbatch),
+    }  # fmt: skip
+    for wait_s in (*RETRY_S, None):
+        try:
+            answer = host.call("submit", timeout_s=SUBMIT_TIMEOUT_S, **request)
+            return answer["job"], answer["cluster"]
+        except RemoteError as error:
+            is_open = isinstance(error, Unreachable) or agent.UNKNOWN in str(error)
+            if wait_s is None or not is_open:
+                raise
+            say(f"{error}; asking again in {wait_s:.0f} s (this cannot make a second job)")
+            sleep(wait_s)
+    raise AssertionError("unreachable")
+
+
+def cluster_of(options: Sequence[str]) -> str | None:
+    """The cluster that the user's own options name (sbatch(1), --clusters)."""
+    named = [option.split("=", 1)[1] for option in options if option.startswith(("--clusters=", "--cluster=", "-M="))]
+    return named[-1] if named else None
+
+
+def metadata(task: Task, run: str, snapshot: Snapshot | None, request: Request) -> dict[str, Any]:
+    """What the run says of itself on the cluster. No values of variables: they may be secrets in all but name."""
+    return {
+        "version": protocol.VERSION,
+        "run": run,
+        "name": task.name,
+        "num_nodes": task.num_nodes,
+        "submitted": round(time.time(), 3),
+        "by": f"{getpass.getuser()}@{socket.gethostname()}",
+        "envs": sorted(task.envs),
+        "secrets": sorted(task.secrets),
+        "grace_s": request.grace_s.value,
+        "request": {name: value for name, value, _ in request.explain()},
+        "workdir": os.path.abspath(task.workdir) if task.workdir else None,
+        "digest": snapshot.digest if snapshot else None,
+        "commit": snapshot.commit if snapshot else None,
+        "branch": snapshot.branch if snapshot else None,
+        "is_dirty": snapshot.is_dirty if snapshot else False,
+        "diff": snapshot.diff if snapshot else "",
+    }
+
+
+def write(plan: Plan, directory: str) -> None:
+    """The files of a launch on this machine. Raises SpecError."""
+    Bundle(plan.job, plan.driver).write(directory)
+    os.makedirs(os.path.join(directory, agent.LOGS), exist_ok=True)
+    with open(os.path.join(directory, SCRIPT_NAME), "wb") as file:
+        file.write(_bytes(plan.script))
+
+
+def record_of(task: Task, run: str, host: str, root: str, meta: Mapping[str, Any]) -> Run:
+    kept = {key: value for key, value in meta.items() if key != "diff"}
+    return Run(run, task.name, host, root, num_nodes=task.num_nodes, submitted=meta["submitted"], meta=kept)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,228 @@
+"""What this machine knows of its runs, in SQLite. Losing it loses nothing: each run describes itself on its cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from executor import protocol
+from executor.protocol import GangrunError
+
+SUBMITTING = "SUBMITTING"  # the intent is recorded before the cluster is asked
+BUSY_TIMEOUT_S = 30.0
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    run TEXT PRIMARY KEY, name TEXT NOT NULL, host TEXT NOT NULL, root TEXT NOT NULL, job TEXT, cluster TEXT,
+    state TEXT NOT NULL, is_final INTEGER NOT NULL, exit_code INTEGER, reason TEXT NOT NULL, detail TEXT NOT NULL,
+    attempt INTEGER NOT NULL, progress TEXT NOT NULL, estimate REAL, submitted REAL NOT NULL, started REAL, ended REAL,
+    seen REAL, absent_s REAL NOT NULL, cancel_asked INTEGER NOT NULL, num_nodes INTEGER NOT NULL, meta TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS hosts (host TEXT PRIMARY KEY, polled REAL NOT NULL, failures INTEGER NOT NULL, error TEXT);
+CREATE TABLE IF NOT EXISTS thens (
+    run TEXT, command TEXT, pid INTEGER, started REAL, is_done INTEGER, PRIMARY KEY (run, command));
+"""
+
+
+class Run(NamedTuple):
+    """One run as last seen. Times are in seconds since 1970, on the clock of the host."""
+
+    run: str
+    name: str
+    host: str
+    root: str
+    job: str | None = None
+    cluster: str | None = None
+    state: str = SUBMITTING
+    is_final: bool = False
+    exit_code: int | None = None
+    reason: str = ""
+    detail: str = ""
+    attempt: int = 0
+    progress: str = ""
+    estimate: float | None = None
+    submitted: float = 0.0
+    started: float | None = None
+    ended: float | None = None
+    seen: float | None = None
+    absent_s: float = 0.0
+    cancel_asked: bool = False
+    num_nodes: int = 1
+    meta: Mapping[str, Any] = {}
+
+    @property
+    def job_name(self) -> str:
+        """The id as people type it."""
+        return (self.job or "?") + (f";{self.cluster}" if self.cluster else "")
+
+    def to_json(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+class Poll(NamedTuple):
+    """When a host was asked last, and what was wrong if it did not answer."""
+
+    polled: float = 0.0
+    failures: int = 0
+    error: str | None = None
+
+
+class Busy(protocol.UsageError):
+    """A run of this name is in flight."""
+
+
+class Records:
+    """The table of runs of this user on this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._database = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+            self._database.executescript(SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise GangrunError(
+                f"{path}: cannot keep records ({error}); move it away, and `gangrun queue --adopt` finds the runs"
+            ) from error
+        path.chmod(0o600)
+
+    @classmethod
+    def of_user(cls) -> Records:
+        return cls(state_directory() / "runs.db")
+
+    def close(self) -> None:
+        self._database.close()
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+    # --- runs
+
+    def add(self, run: Run, force: bool = False) -> None:
+        """Record the intent. Raises Busy if a run of this name is in flight on the host."""
+        with self._exclusive():
+            if not force:
+                self.refuse_twin(run.host, run.name)
+            self._put(run)
+
+    def refuse_twin(self, host: str, name: str) -> None:
+        """Raises Busy if a run of this name is in flight on the host."""
+        busy = self._one("host = ? AND name = ? AND NOT is_final", host, name)
+        if busy:
+            ways = f"`gangrun wait {busy.run}`, `gangrun cancel {busy.run}`, or --force for a second one"
+            raise Busy(f"name={name!r}: run {busy.run} (job {busy.job_name}) is {busy.state}; use {ways}")
+
+    def put(self, run: Run) -> None:
+        with self._exclusive():
+            self._put(run)
+
+    def _put(self, run: Run) -> None:
+        row = {**run._asdict(), "meta": json.dumps(dict(run.meta))}
+        self._database.execute(
+            "INSERT OR REPLACE INTO runs ({}) VALUES ({})".format(",".join(row), ",".join("?" * len(row))),
+            tuple(row.values()),
+        )
+
+    def change(self, run: str, **fields: Any) -> None:
+        """Change some fields of one run, and no others: another process may have changed those."""
+        names = ", ".join(f"{name} = ?" for name in fields)
+        self._database.execute(f"UPDATE runs SET {names} WHERE run = ?", (*fields.values(), run))
+
+    def forget(self, run: str) -> None:
+        self._database.execute("DELETE FROM runs WHERE run = ?", (run,))
+
+    def get(self, run: str) -> Run | None:
+        return self._one("run = ?", run)
+
+    def in_flight(self, host: str | None = None) -> list[Run]:
+        return self.all(host, "NOT is_final")
+
+    def all(self, host: str | None = None, condition: str = "1") -> list[Run]:
+        """Newest first."""
+        where, values = (f"host = ? AND {condition}", [host]) if host else (condition, [])
+        return self._select(where, *values)
+
+    def find(self, word: str, host: str | None = None) -> list[Run]:
+        """The runs that a selector names: `all` (in flight), `last`, a run id, a job id, or a name (its newest run)."""
+        if word == "all":
+            return self.in_flight(host)
+        runs = self.all(host)
+        if word == "last":
+            return runs[:1]
+        exact = [run for run in runs if word in (run.run, run.job, run.job_name)]
+        return exact[:1] or [run for run in runs if run.name == word][:1]
+
+    def _one(self, where: str, *values: Any) -> Run | None:
+        return next(iter(self._select(where, *values)), None)
+
+    def _select(self, where: str, *values: Any) -> list[Run]:
+        fields = ",".join(Run._fields)
+        query = f"SELECT {fields} FROM runs WHERE {where} ORDER BY submitted DESC, rowid DESC"
+        return [_run(row) for row in self._database.execute(query, values)]
+
+    # --- hosts
+
+    def poll_of(self, host: str) -> Poll:
+        row = self._database.execute("SELECT polled, failures, error FROM hosts WHERE host = ?", (host,)).fetchone()
+        return Poll(*row) if row else Poll()
+
+    def polled(self, host: str, poll: Poll) -> None:
+        self._database.execute("INSERT OR REPLACE INTO hosts VALUES (?, ?, ?, ?)", (host, *poll))
+
+    # --- commands to run after a wait
+
+    def claim_then(self, run: str, command: str) -> bool:
+        """Whether this process is the one to run the command: once per run, unless its runner died before it began."""
+        with self._exclusive():
+            row = self._database.execute(
+                "SELECT pid, started FROM thens WHERE run = ? AND command = ?", (run, command)
+            ).fetchone()
+            if row and (row[1] is not None or _lives(row[0])):
+                return False
+            self._database.execute(
+                "INSERT OR REPLACE INTO thens VALUES (?, ?, ?, NULL, 0)", (run, command, os.getpid())
+            )
+            return True
+
+    def then_started(self, run: str, command: str) -> None:
+        self._database.execute(
+            "UPDATE thens SET started = ? WHERE run = ? AND command = ?", (time.time(), run, command)
+        )
+
+
+def state_directory() -> Path:
+    """$XDG_STATE_HOME/gangrun (XDG Base Directory Specification)."""
+    base = os.environ.get("XDG_STATE_HOME") or ""
+    home = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".local" / "state"
+    return home / "gangrun"
+
+
+def _run(row: tuple[Any, ...]) -> Run:
+    values = dict(zip(Run._fields, row))
+    values.update(
+        is_final=bool(values["is_final"]),
+        cancel_asked=bool(values["cancel_asked"]),
+        meta=json.loads(values["meta"]),
+    )
+    return Run(**values)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,103 @@
+"""What a person reads: tables where rich and a terminal are, plain columns elsewhere. Pure words, and one printer."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from executor import protocol
+from gangrun.records import Run
+from gangrun.requests import words as duration
+
+COLUMNS = ("RUN", "JOB", "HOST", "STATE", "NODES", "ATTEMPT", "AGE", "WHAT")
+COLOURS = {protocol.SUCCEEDED: "green", protocol.RUNNING: "cyan", protocol.CANCELLED: "yellow"}
+MB, GB = 1e6, 1e9
+
+
+def say(words: str) -> None:
+    """One line about what goes on; output is for what was asked for."""
+    click.echo("gangrun: " + " ".join(words.split()), err=True)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if sys.stdout.isatty():
+        _rich_table(columns, rows)
+        return
+    for line in plain_table(columns, rows):
+        click.echo(line)
+
+
+def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)) for row in (columns, *rows)]
+    return [line.rstrip() for line in lines]
+
+
+def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        shown.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in row))
+    Console().print(shown)
+
+
+def queue_row(run: Run, now: float) -> tuple[str, ...]:
+    ended = run.ended if run.is_final and run.ended else now
+    what_now = what(run, now)
+    return (
+        run.run, run.job_name, run.host, run.state, str(run.num_nodes), str(run.attempt), age(ended - run.submitted),
+        what_now,
+    )  # fmt: skip
+
+
+def what(run: Run, now: float) -> str:
+    """The one thing worth knowing about a run now."""
+    detail = "" if run.detail in (run.state, "COMPLETED") else run.detail
+    parts = [run.progress, run.reason or detail]
+    if run.state == protocol.PENDING and run.estimate and run.estimate > now:
+        parts.append(f"starts in {duration(round(run.estimate - now))} (Slurm's estimate)")
+    return "; ".join(part for part in parts if part)
+
+
+def verdict(run: Run) -> str:
+    code = "" if run.exit_code is None else f" ({protocol.describe_code(run.exit_code)})"
+    return f"{run.run} (job {run.job_name}) {run.state}{code}" + (f": {run.reason}" if run.reason else "")
+
+
+def status_lines(run: Run, record: Mapping[str, Any], now: float) -> list[str]:
+    """A run in full, rank by rank."""
+    lines = [verdict(run), f"  host {run.host}, {run.num_nodes} node(s), attempt {run.attempt}"]
+    lines.append("  submitted " + time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.submitted)))
+    commit = run.meta.get("commit")
+    if commit:
+        lines.append("  commit " + commit[:12] + (" with uncommitted changes" if run.meta.get("is_dirty") else ""))
+    if not run.is_final and (words := what(run, now)):
+        lines.append("  " + words)
+    for rank in record.get("ranks") or []:
+        lines.append("  " + rank_line(rank))
+    return lines
+
+
+def rank_line(rank: Mapping[str, Any]) -> str:
+    code = "" if rank.get("exit_code") is None else ", " + protocol.describe_code(int(rank["exit_code"]))
+    return "rank {} on {}: {}{}".format(rank.get("rank"), rank.get("host") or rank.get("node"), rank.get("state"), code)
+
+
+def age(seconds: float) -> str:
+    return duration(max(0, round(seconds)))
+
+
+def size(count: float) -> str:
+    return f"{count / GB:.1f} GB" if count >= GB else f"{count / MB:.1f} MB"

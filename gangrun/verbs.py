@@ -1,0 +1,474 @@
+"""What the verbs do: each takes what was typed and returns an exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from codegen.spec import SpecError, checked_variable, is_task_name
+from executor import protocol
+from gangrun import show, states
+from gangrun.agent import LOGS, OUTPUT
+from gangrun.cli import assignments
+from gangrun.cluster import Cluster, Intent, Job, NotFound
+from gangrun.cluster import wait as wait_for
+from gangrun.records import Records, Run
+from gangrun.remote import RemoteError
+from gangrun.requests import parse_duration
+from gangrun.show import say
+from gangrun.task import Task
+
+WATCH_S = 5.0
+
+
+def launch(
+    path: str, host: str | None, as_json: bool, *, dry_run: bool, force: bool, detach: bool, dirty: bool, **how: Any
+) -> int:
+    task, flags = _task(path, how)
+    cluster = Cluster(host)
+    if dry_run:
+        return _show_intent(cluster.plan(task, dirty=dirty, say=say, **flags), as_json)
+    job = cluster.launch(task, dirty=dirty, force=force, say=say, **flags)
+    run = job.run
+    if as_json:
+        show.print_json(run.to_json())
+        return 0
+    say(f"run {run.run} is job {run.job_name} on {run.host}")
+    if detach:
+        _next_commands(run)
+        return 0
+    return _follow(job, OUTPUT, None)
+
+
+def _task(path: str, how: dict[str, Any]) -> tuple[Task, dict[str, Any]]:
+    """The task as the flags change it, and the flags that are for the request."""
+    task = Task.from_file(path, assignments(how.pop("envs")))
+    name, secrets = how.pop("name"), how.pop("secrets")
+    if name is not None:
+        if not is_task_name(name):
+            raise SpecError(f"--name={name!r}: use 1 to 200 printable characters")
+        task = dataclasses.replace(task, name=name)
+    given = {secret: _secret(secret) for secret in secrets}
+    return dataclasses.replace(task, secrets={**task.secrets, **given}), how
+
+
+def _secret(name: str) -> str:
+    value = os.environ.get(name)
+    if value is None:
+        raise SpecError(f"--secret={name!r}: there is no such variable in gangrun's own environment")
+    return checked_variable(name, value, f"--secret {name!r}")
+
+
+def _show_intent(intent: Intent, as_json: bool) -> int:
+    plan = intent.plan
+    rows = intent.request.explain()
+    if as_json:
+        request = [{"name": name, "value": value, "source": source} for name, value, source in rows]
+        show.print_json({"run": plan.run, "sbatch": list(plan.sbatch), "request": request, "script": plan.script})
+        return 0
+    show.table(("WHAT", "VALUE", "FROM"), rows)
+    click.echo("\n" + shlex.join(["sbatch", *plan.sbatch]) + "\n\n" + plan.script)
+    if intent.snapshot:
+        taken, state = intent.snapshot, "on the host already" if intent.has_snapshot else "to be uploaded"
+        click.echo(f"snapshot {taken.digest[:12]}: {taken.files} files, {show.size(taken.size)}, {state}")
+    return 0
+
+
+def _next_commands(run: Run) -> None:
+    host = "" if run.host == "local" else f" --host {shlex.quote(run.host)}"
+    for verb in ("logs -f", "explain", "wait", "cancel"):
+        name, _, option = verb.partition(" ")
+        click.echo(f"  gangrun {name} {run.run}{host} {option}".rstrip(), err=True)
+
+
+def _follow(job: Job, name: str, lines: int | None, driver: bool = False, as_json: bool = False) -> int:
+    try:
+        pieces = job.logs(name, follow=True, lines=lines, say=say)
+        for piece in _shown(pieces, name, driver, as_json):
+            _write(piece)
+        run = job.wait(say=say)
+    except KeyboardInterrupt:
+        say(f"you stopped watching; {job.run_id} goes on. To come back or to end it:")
+        _next_commands(job.run)
+        return states.EXIT_UNFINISHED
+    say(show.verdict(run))
+    if run.state != protocol.SUCCEEDED:
+        say(f"  gangrun explain {run.run}")
+    return _code(run)
+
+
+def _write(piece: bytes) -> None:
+    sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
+
+
+def _code(run: Run) -> int:
+    return states.exit_code_of(run)
+
+
+# --- queue and status
+
+
+def queue(host: str | None, include_ended: bool, watch: bool, adopt: bool, as_json: bool) -> int:
+    if adopt:
+        found = Cluster(host).adopt()
+        say(f"{len(found)} run(s) found that were not recorded here")
+    while True:
+        runs = _queued(host, include_ended)
+        if watch and sys.stdout.isatty():
+            click.clear()
+        _show_queue(runs, as_json)
+        if not watch:
+            return 0
+        time.sleep(WATCH_S)
+
+
+def _queued(host: str | None, include_ended: bool) -> list[Run]:
+    records = Records.of_user()
+    names = [host] if host else sorted({run.host for run in records.in_flight()})
+    for name in names:
+        try:
+            Cluster(name, records=records).refresh()
+        except RemoteError as error:
+            say(f"{error}. What follows is what was seen last")
+    return records.all(host) if include_ended else records.in_flight(host)
+
+
+def _show_queue(runs: Sequence[Run], as_json: bool) -> None:
+    if as_json:
+        show.print_json([run.to_json() for run in runs])
+    elif runs:
+        show.table(show.COLUMNS, [show.queue_row(run, time.time()) for run in runs])
+    else:
+        click.echo("no runs in flight; `gangrun queue -a` shows those that have ended")
+
+
+def status(word: str, host: str | None, as_json: bool) -> int:
+    jobs = _jobs([word], host)
+    answers = []
+    for job in jobs:
+        run = job.status()
+        record = json.loads(_describe(job)["record"] or "{}")
+        answers.append({**run.to_json(), "record": record})
+        if not as_json:
+            for line in show.status_lines(run, record, time.time()):
+                click.echo(line)
+    if as_json:
+        show.print_json(answers)
+    return max((_code(job.run) for job in jobs), default=0)
+
+
+def _describe(job: Job) -> Mapping[str, Any]:
+    run = job.run
+    answer: Mapping[str, Any] = job.cluster.host.call("describe", root=run.root, run=run.run)
+    return answer
+
+
+def _jobs(words: Sequence[str], host: str | None) -> list[Job]:
+    """The jobs that were named, each once. Raises NotFound."""
+    if not words:
+        raise SpecError("JOB: none given; use an id, a name, `last` or `all`")
+    records, found = Records.of_user(), {}
+    clusters: dict[str, Cluster] = {}
+    for word in words:
+        runs = records.find(word, host)
+        if not runs and word != "all":
+            raise NotFound(f"job={word!r}: no run of that id or name is recorded here; `gangrun queue -a` lists them")
+        for run in runs:
+            if run.host not in clusters:
+                clusters[run.host] = Cluster(run.host, records=records)
+            found[run.run] = Job(clusters[run.host], run.run)
+    return list(found.values())
+
+
+# --- logs
+
+
+def logs(
+    word: str,
+    host: str | None,
+    *,
+    rank: int | None,
+    node: str | None,
+    setup: bool,
+    driver: bool,
+    follow: bool,
+    lines: int | None,
+    download: str | None,
+    as_json: bool,
+) -> int:
+    job = next(iter(_jobs([word], host)), None)
+    if job is None:
+        raise NotFound("no run is in flight")
+    if download:
+        return _download(job, download, as_json)
+    names = _log_names(job, rank, node, setup, follow)
+    if follow and len(names) > 1:
+        raise SpecError("-f follows one log, and there are {}; choose with --rank".format(", ".join(names)))
+    if follow:
+        return _follow(job, names[0], lines, driver, as_json)
+    for name in names:
+        _print_log(job, name, lines, driver, as_json, len(names) > 1)
+    run = job.status(max_age_s=5.0)
+    return _code(run)
+
+
+def _log_names(job: Job, rank: int | None, node: str | None, setup: bool, follow: bool) -> list[str]:
+    """The logs that the flags choose; `output` if they choose none. One may follow a log that is not there yet.
+    Raises NotFound, naming those there are."""
+    if rank is None and node is None and not setup:
+        return [OUTPUT]
+    run = job.run
+    there = sorted(job.cluster.host.call("list_logs", root=run.root, run=run.run)["logs"])
+    places = [_place(job, node)] if node is not None else []
+    found = [name for name in there if _is_chosen(os.path.basename(name), rank, places, setup)]
+    if not found and follow and not run.is_final:
+        found = _awaited(run, rank, places, setup)
+    if not found:
+        has = ", ".join(os.path.basename(name) for name in there if name != OUTPUT) or "none yet"
+        raise NotFound(f"{run.run}: no such log; there are: {has}")
+    return found
+
+
+def _awaited(run: Run, rank: int | None, places: Sequence[str], setup: bool) -> list[str]:
+    """The logs that the flags choose, by the names that they will have."""
+    ranks = [one for one in range(run.num_nodes) if rank in (None, one)]
+    wanted = [one for one in ranks if not places or protocol.node_name(one) in places]
+    return [os.path.join(LOGS, protocol.log_name(one, one, run.num_nodes, setup)) for one in wanted]
+
+
+def _is_chosen(name: str, rank: int | None, places: Sequence[str], setup: bool) -> bool:
+    if name == OUTPUT or name.startswith("setup-") != setup:
+        return False
+    place = name.rsplit(".", 1)[0].split("-", 1)[-1]
+    if name == protocol.SINGLE_LOG_NAME:
+        return rank in (None, 0) and (not places or "head" in places)
+    if setup and rank is not None:
+        return place == protocol.node_name(rank)
+    return (rank is None or name.startswith(f"{rank}-")) and (not places or place in places)
+
+
+def _place(job: Job, node: str) -> str:
+    """`head` or `worker<i>` for a node's own name."""
+    record = json.loads(_describe(job)["record"] or "{}")
+    nodes = record.get("nodes") or []
+    return protocol.node_name(nodes.index(node)) if node in nodes else node
+
+
+def _print_log(job: Job, name: str, lines: int | None, driver: bool, as_json: bool, with_title: bool) -> None:
+    if with_title and not as_json:
+        say(name)
+    for piece in _shown(job.logs(name, lines=lines), name, driver, as_json):
+        _write(piece)
+
+
+def _shown(pieces: Iterator[bytes], name: str, driver: bool, as_json: bool) -> Iterator[bytes]:
+    if not driver and not as_json:
+        yield from pieces
+        return
+    for line in _lines(pieces):
+        if not driver or not _is_of_a_rank(line):
+            text = json.dumps({"log": name, "line": line}) if as_json else line
+            yield text.encode("utf-8", "replace") + b"\n"
+
+
+def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line.decode("utf-8", "replace") for line in whole)
+    if rest:
+        yield rest.decode("utf-8", "replace")
+
+
+def _is_of_a_rank(line: str) -> bool:
+    plain = click.unstyle(line)
+    return plain.startswith("(") and "pid=" in plain.partition(")")[0]
+
+
+def _download(job: Job, directory: str, as_json: bool) -> int:
+    import base64
+    import io
+    import tarfile
+
+    run = job.run
+    names = sorted(job.cluster.host.call("list_logs", root=run.root, run=run.run)["logs"])
+    answer = job.cluster.host.call("tar", root=run.root, run=run.run, names=names, timeout_s=600.0)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(answer["archive"]))) as tar:
+            for member in tar:
+                _save(tar, member, directory)
+    except OSError as error:
+        raise SpecError(f"--download={directory!r}: {error.strerror}") from error
+    if as_json:
+        show.print_json({"directory": os.path.abspath(directory), "logs": names})
+    else:
+        say(f"{len(names)} logs in {directory}")
+    return 0
+
+
+def _save(tar: Any, member: Any, directory: str) -> None:
+    path = os.path.join(directory, os.path.basename(member.name))
+    source = tar.extractfile(member)
+    if source is not None:
+        with open(path, "wb") as file:
+            file.write(source.read())
+
+
+# --- cancel and wait
+
+
+def cancel(words: Sequence[str], host: str | None, grace: str | None, as_json: bool) -> int:
+    from gangrun.cancel import cancel as cancel_all
+
+    grace_s = None if grace is None else float(parse_duration(grace, "--grace")) if grace != "0" else 0.0
+    runs = cancel_all(_jobs(words, host), grace_s, say)
+    if as_json:
+        show.print_json([run.to_json() for run in runs])
+    for run in runs if not as_json else []:
+        click.echo(show.verdict(run))
+    return 0 if all(run.is_final for run in runs) else states.EXIT_UNFINISHED
+
+
+def wait(
+    words: Sequence[str],
+    host: str | None,
+    *,
+    any_of_them: bool,
+    timeout: str | None,
+    command: str | None,
+    as_json: bool,
+) -> int:
+    jobs = _jobs(words, host)
+    timeout_s = None if timeout is None else float(parse_duration(timeout, "--timeout"))
+    try:
+        ended = wait_for(jobs, timeout_s, say, any_of_them=any_of_them)
+    except TimeoutError as error:
+        say(str(error))
+        return states.EXIT_UNFINISHED
+    if as_json:
+        show.print_json([run.to_json() for run in ended])
+    for run in ended:
+        if not as_json:
+            click.echo(show.verdict(run))
+        if command is not None:
+            _run_then(jobs[0].cluster.records, run, command)
+    if not jobs:
+        say("no runs in flight")
+    return _worst(ended)
+
+
+def _worst(runs: Sequence[Run]) -> int:
+    codes = {_code(run) for run in runs}
+    return next((code for code in (states.EXIT_FAILED, states.EXIT_CANCELLED) if code in codes), 0)
+
+
+def _run_then(records: Records, run: Run, command: str) -> None:
+    if not records.claim_then(run.run, command):
+        say(f"{run.run}: the command of --then has run before")
+        return
+    told = {
+        "RUN": run.run, "NAME": run.name, "JOB": run.job or "", "HOST": run.host, "STATE": run.state,
+        "EXIT_CODE": "" if run.exit_code is None else str(run.exit_code), "REASON": run.reason,
+    }  # fmt: skip
+    environ = {**os.environ, **{f"GANGRUN_{name}": value for name, value in told.items()}}
+    records.then_started(run.run, command)
+    code = subprocess.call(command, shell=True, env=environ)
+    if code:
+        say(f"{run.run}: the command of --then ended with code {code}")
+
+
+# --- render
+
+
+def render(path: str, output: str | None, *, dirty: bool, **how: Any) -> int:
+    from gangrun import launch as launches
+    from gangrun import settings
+
+    task, flags = _task(path, how)
+    config = settings.load(os.environ)
+    request = settings.resolve(flags, task, config.default_host, config)
+    run = launches.new_run_id(task.name)
+    directory = os.path.abspath(output or run)
+    workdir = os.path.abspath(os.path.expanduser(task.workdir or "."))
+    place = launches.Place(None, directory, workdir, request.python.value, ())
+    plan = launches.plan(task, run, place, request, launches.metadata(task, run, None, request))
+    if output is None:
+        click.echo(plan.driver + "\n# ---- the batch script\n\n" + plan.script, nl=False)
+        return 0
+    launches.write(plan, directory)
+    say(f"submit it with: sbatch {shlex.quote(os.path.join(directory, launches.SCRIPT_NAME))}")
+    return 0
+
+
+# --- explain
+
+
+def explain(word: str, host: str | None, as_json: bool) -> int:
+    from gangrun.explained import explain_job
+
+    for job in _jobs([word], host):
+        run = job.status()
+        found = explain_job(job, run)
+        if as_json:
+            show.print_json({"run": run.run, "state": run.state, **found.to_json()})
+            continue
+        click.echo(f"{run.run} (job {run.job_name}): {found.headline}")
+        for fact in found.facts:
+            click.echo("  " + fact)
+        for advice in found.advice:
+            click.echo("  -> " + advice)
+    return 0
+
+
+# --- check and gc
+
+
+def check(host: str | None, deep: bool, as_json: bool) -> int:
+    from gangrun.check import check as look
+
+    findings = look(Cluster(host), deep, say)
+    if as_json:
+        show.print_json([finding._asdict() for finding in findings])
+    for finding in findings if not as_json else []:
+        mark = "ok     " if finding.is_fine else "MISSING" if finding.is_needed else "without"
+        click.echo(f"{mark} {finding.what}: {finding.words}")
+    return protocol.EXIT_INFRASTRUCTURE if any(f.is_needed and not f.is_fine for f in findings) else 0
+
+
+def gc(host: str | None, older_than: str, yes: bool, as_json: bool) -> int:
+    from gangrun.gc import collect, remove
+
+    cluster = Cluster(host)
+    entries = collect(cluster, float(parse_duration(older_than, "--older-than")))
+    if as_json:
+        show.print_json([entry._asdict() for entry in entries])
+    elif entries:
+        rows = [(entry.kind, entry.name, show.age(entry.age_s), show.size(entry.bytes)) for entry in entries]
+        show.table(("KIND", "NAME", "AGE", "SIZE"), rows)
+    if not entries:
+        say(f"nothing on {cluster.name} is older than {older_than} and unused")
+        return 0
+    total = show.size(sum(entry.bytes for entry in entries))
+    if yes or (
+        not as_json and sys.stdin.isatty() and click.confirm(f"Remove these {len(entries)} ({total})?", err=True)
+    ):
+        remove(cluster, entries)
+        say(f"removed {len(entries)}, {total}")
+    elif not as_json:
+        say(f"nothing was removed; --yes removes these {len(entries)} ({total})")
+    return 0
+
+
+def _confirms(question: str) -> bool:
+    return sys.stdin.isatty() and click.confirm(question, err=True)
