@@ -299,7 +299,7 @@ def _poll_request(root: str, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 class Seen(NamedTuple):
-    """One answer of a host, parsed once for all its runs."""
+    """One answer of a host, parsed once for all its runs; rows by the id of their job."""
 
     now: float
     answer: Mapping[str, Any]
@@ -312,27 +312,31 @@ class Seen(NamedTuple):
         accounts: dict[str, list[states.AccountRow]] = {}
         for one in answer["squeue"].values():
             for row in states.parse_squeue(one["stdout"]):
-                rows.setdefault(row.name, []).append(row)
+                rows.setdefault(states.base_of(row.job), []).append(row)
         for one in (part for parts in answer["sacct"].values() for part in parts):
             for account in states.parse_sacct(one["stdout"]):
-                accounts.setdefault(account.name, []).append(account)
+                accounts.setdefault(states.base_of(account.job), []).append(account)
         return cls(float(answer["now"]), answer, rows, accounts)
 
     def evidence(self, run: Run, job: str, cluster: str | None) -> states.Evidence:
-        rows = tuple(self.rows.get(run.run, ()))
+        """With what squeue and sacct last said of the run, where they say nothing now."""
+        rows = states.own_rows(self.rows.get(job, ()), job, run.run)
         has_answered = self.has_answered(cluster)
         is_absent = has_answered and not rows
+        before = [states.AccountRow(*fields) for fields in run.evidence.get("account", ())]
         return states.Evidence(
             run=run.run,
             job=job,
             record=states.parse_record(self.answer["records"].get(run.run)),
             rows=rows,
             is_absent=is_absent,
-            account=tuple(self.accounts.get(run.run, ())),
-            accounting=_accounting(self.answer["sacct"].get(cluster or "", [])),
+            account=states.own_rows(self.accounts.get(job, ()), job, run.run) or tuple(before),
+            accounting=_accounting(self.answer["sacct"].get(cluster or "", []), bool(before)),
             absent_s=_absent_s(run, self.now) if is_absent else 0.0 if has_answered else run.absent_s,
             cancel_asked=run.cancel_asked or run.run in self.answer["cancelled"],
             age_s=self.now - run.submitted,
+            last_rows=rows or tuple(states.QueueRow(*fields) for fields in run.evidence.get("rows", ())),
+            now=self.now,
         )
 
     def has_answered(self, cluster: str | None) -> bool:
@@ -363,6 +367,7 @@ def _news(run: Run, seen: Seen) -> dict[str, Any]:
         "ended": (record.ended if record else None) or (seen.now if verdict.is_final else None),
         "absent_s": evidence.absent_s,
         "seen": seen.now if seen.has_answered(cluster) else run.seen,
+        "evidence": {"rows": evidence.last_rows, "account": evidence.account},
     }
 
 
@@ -373,12 +378,10 @@ def _absent_s(run: Run, now: float) -> float:
     return run.absent_s + min(max(now - run.seen, 0.0), LONGEST_GAP_S)
 
 
-def _accounting(answers: Sequence[Mapping[str, Any]]) -> bool | None:
-    if not answers:
-        return None
+def _accounting(answers: Sequence[Mapping[str, Any]], has_answered: bool) -> bool | None:
     if any("isabled" in one["stderr"] for one in answers):
         return False
-    return True if all(one["rc"] == 0 for one in answers) else None
+    return True if has_answered or (answers and all(one["rc"] == 0 for one in answers)) else None
 
 
 def _never_submitted(run: Run, seen: Seen) -> dict[str, Any]:

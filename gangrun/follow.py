@@ -91,7 +91,7 @@ class Reader:
 
     def _says_over(self) -> bool:
         record = states.parse_record(self._record)
-        return self._job.run.is_final or (record is not None and record.state in protocol.TERMINAL_STATES)
+        return self._job.run.is_final or (record is not None and record.is_terminal)
 
     def is_over(self) -> bool:
         """The job has ended, and the log has been read to its end more than once since."""

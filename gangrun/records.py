@@ -16,12 +16,14 @@ from executor.protocol import GangrunError
 
 SUBMITTING = "SUBMITTING"  # the intent is recorded before the cluster is asked
 BUSY_TIMEOUT_S = 30.0
+JSON_FIELDS = ("meta", "evidence")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     run TEXT PRIMARY KEY, name TEXT NOT NULL, host TEXT NOT NULL, root TEXT NOT NULL, job TEXT, cluster TEXT,
     state TEXT NOT NULL, is_final INTEGER NOT NULL, exit_code INTEGER, reason TEXT NOT NULL, detail TEXT NOT NULL,
     attempt INTEGER NOT NULL, progress TEXT NOT NULL, estimate REAL, submitted REAL NOT NULL, started REAL, ended REAL,
-    seen REAL, absent_s REAL NOT NULL, cancel_asked INTEGER NOT NULL, num_nodes INTEGER NOT NULL, meta TEXT NOT NULL);
+    seen REAL, absent_s REAL NOT NULL, cancel_asked INTEGER NOT NULL, num_nodes INTEGER NOT NULL, meta TEXT NOT NULL,
+    evidence TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS hosts (host TEXT PRIMARY KEY, polled REAL NOT NULL, failures INTEGER NOT NULL, error TEXT);
 CREATE TABLE IF NOT EXISTS thens (
     run TEXT, command TEXT, pid INTEGER, started REAL, is_done INTEGER, PRIMARY KEY (run, command));
@@ -53,6 +55,7 @@ class Run(NamedTuple):
     cancel_asked: bool = False
     num_nodes: int = 1
     meta: Mapping[str, Any] = {}
+    evidence: Mapping[str, Any] = {}  # what squeue and sacct last said, for the next look
 
     @property
     def job_name(self) -> str:
@@ -60,7 +63,7 @@ class Run(NamedTuple):
         return (self.job or "?") + (f";{self.cluster}" if self.cluster else "")
 
     def to_json(self) -> dict[str, Any]:
-        return self._asdict()
+        return {name: value for name, value in self._asdict().items() if name != "evidence"}
 
 
 class Poll(NamedTuple):
@@ -128,7 +131,7 @@ class Records:
             self._put(run)
 
     def _put(self, run: Run) -> None:
-        row = {**run._asdict(), "meta": json.dumps(dict(run.meta))}
+        row = {**run._asdict(), **{name: json.dumps(getattr(run, name)) for name in JSON_FIELDS}}
         self._database.execute(
             "INSERT OR REPLACE INTO runs ({}) VALUES ({})".format(",".join(row), ",".join("?" * len(row))),
             tuple(row.values()),
@@ -136,6 +139,7 @@ class Records:
 
     def change(self, run: str, **fields: Any) -> None:
         """Change some fields of one run, and no others: another process may have changed those."""
+        fields = {name: json.dumps(value) if name in JSON_FIELDS else value for name, value in fields.items()}
         names = ", ".join(f"{name} = ?" for name in fields)
         self._database.execute(f"UPDATE runs SET {names} WHERE run = ?", (*fields.values(), run))
 
@@ -213,7 +217,7 @@ def _run(row: tuple[Any, ...]) -> Run:
     values.update(
         is_final=bool(values["is_final"]),
         cancel_asked=bool(values["cancel_asked"]),
-        meta=json.loads(values["meta"]),
+        **{name: json.loads(values[name]) for name in JSON_FIELDS},
     )
     return Run(**values)
 
