@@ -7,21 +7,16 @@ source. Stored, not deflated: a node reads it in a few requests instead of looki
 from __future__ import annotations
 
 import importlib.util
-import io
-import marshal
 import os
-import zipfile
 from collections.abc import Iterator
 from functools import lru_cache
-from importlib.util import MAGIC_NUMBER
 
+from codegen import recompile
 from executor import protocol
 
 PACKAGED = ("executor", "hostlist", "__future__")
 # Of colorama only its ANSI table: the rest is for Windows, and its import of ctypes costs a node 5 ms of CPU.
 COLORAMA = "from colorama.ansi import Fore, Style\n"
-BUNDLE = "bundle"
-PYC_HEADER = MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)  # PEP 552: by hash, never checked
 # Any Python must be able to read this: it may be the one that is too old. zipimport opens the archive twice for
 # every module; a shared file system feels that, so all compiled code is also in one member that is read once.
 MAIN = """\
@@ -62,7 +57,7 @@ program.run_as_program()
 for _name, _value in (
     ("OLDEST", repr(protocol.OLDEST_PYTHON)),
     ("INFRASTRUCTURE", str(protocol.EXIT_INFRASTRUCTURE)),
-    ("BUNDLE", BUNDLE),
+    ("BUNDLE", recompile.BUNDLE),
 ):
     MAIN = MAIN.replace(_name, _value)
 
@@ -70,25 +65,15 @@ for _name, _value in (
 @lru_cache(maxsize=1)
 def executor_archive() -> bytes:
     """The archive's bytes; the same code gives the same bytes."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in sorted(_members().items()):
-            info = zipfile.ZipInfo(name)  # dated 1980: reproducible
-            info.external_attr = 0o644 << 16
-            archive.writestr(info, content)
-    return buffer.getvalue()
+    return recompile.packed(_members())
 
 
 def _members() -> dict[str, bytes]:
     members = {name: source for package in PACKAGED for name, source in _sources(package)}
     members.update(item for item in _sources("colorama") if item[0] == "colorama/ansi.py")
     members["colorama/__init__.py"] = COLORAMA.encode()
-    bundle = {
-        _module_name(name): (name.endswith("/__init__.py"), _code(source, name)) for name, source in members.items()
-    }
-    members["__main__.py"] = MAIN.encode()
-    members.update({name + "c": PYC_HEADER + _code(source, name) for name, source in members.items()})
-    members[BUNDLE] = marshal.dumps((MAGIC_NUMBER, bundle), 2)  # version 2: every Python reads it
+    members[recompile.PROGRAM] = MAIN.encode()
+    members[recompile.NAME] = _content(recompile.__file__)
     return members
 
 
@@ -99,13 +84,9 @@ def _sources(package: str) -> Iterator[tuple[str, bytes]]:
     names = os.listdir(directory) if spec.submodule_search_locations else []
     files = [f"{package}/{name}" for name in names if name.endswith(".py")] or [package + ".py"]
     for name in files:
-        with open(os.path.join(directory, os.path.basename(name)), "rb") as file:
-            yield name, file.read()
+        yield name, _content(os.path.join(directory, os.path.basename(name)))
 
 
-def _module_name(name: str) -> str:
-    return name[: -len(".py")].replace("/__init__", "").replace("/", ".")
-
-
-def _code(source: bytes, name: str) -> bytes:
-    return marshal.dumps(compile(source, name, "exec", dont_inherit=True))
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()

@@ -277,7 +277,13 @@ def copy_digest(source: BinaryIO, target: BinaryIO, size: int) -> str:
 
 
 def op_submit(
-    root: str, run: str, files: Dict[str, str], digest: Optional[str], sbatch: List[str], cluster: Optional[str]
+    root: str,
+    run: str,
+    files: Dict[str, str],
+    digest: Optional[str],
+    prepare: List[str],
+    sbatch: List[str],
+    cluster: Optional[str],
 ) -> Answer:
     """Submit a run once, however often this is asked: an answer that was lost is found again by the job's name."""
     home = home_of(root)
@@ -289,6 +295,7 @@ def op_submit(
             known = adopt(directory, run, cluster)
         if known is None:
             lay_out(home, directory, files, digest)
+            command(prepare)  # the interpreter may be on the nodes only: then the files stay as they are
             known = submit(directory, run, sbatch, cluster)
     return {"job": known[0], "cluster": known[1], "directory": directory}
 

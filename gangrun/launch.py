@@ -10,12 +10,13 @@ import os
 import re
 import secrets
 import socket
+import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from codegen import Bundle, Job, SpecError, render_driver, render_sbatch
+from codegen import Bundle, Job, SpecError, recompile, render_driver, render_sbatch
 from codegen.slurm import sbatch_options
 from executor import protocol
 from gangrun import agent, requests
@@ -161,7 +162,7 @@ def submit(
     """The job's id and cluster. The same request is made again where its answer got lost: it submits once."""
     files = {name: base64.b64encode(zlib.compress(content)).decode() for name, content in plan.files().items()}
     request: dict[str, Any] = {
-        "root": root, "run": plan.run, "files": files, "digest": plan.meta["digest"],
+        "root": root, "run": plan.run, "files": files, "digest": plan.meta["digest"], "prepare": _renewal(plan),
         "sbatch": list(plan.sbatch), "cluster": cluster_of(plan.sbatch),
     }  # fmt: skip
     for wait_s in (*RETRY_S, None):
@@ -175,6 +176,12 @@ def submit(
             say(f"{error}; asking again in {wait_s:.0f} s (this cannot make a second job)")
             sleep(wait_s)
     raise AssertionError("unreachable")
+
+
+def _renewal(plan: Plan) -> list[str]:
+    """The archive holds code compiled by this machine's Python; where the nodes' is another, each start would pay."""
+    archive = os.path.join(os.path.dirname(plan.sbatch[-1]), protocol.ARCHIVE_NAME)
+    return [plan.job.python or sys.executable, "-I", "-S", "-c", recompile.CODE, archive]
 
 
 def cluster_of(options: Sequence[str]) -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from codegen import recompile
 from codegen.archive import executor_archive
 from executor import protocol
 
@@ -205,3 +206,23 @@ def test_the_archive_is_the_same_wherever_it_is_made() -> None:
         command = ["sh", "-c", 'umask %s; exec "$@"' % mask, "sh", sys.executable, "-c", code]
         made.add(subprocess.check_output(command, cwd=CHECKOUT, env={**os.environ, "PYTHONHASHSEED": seed}))
     assert len(made) == 1
+
+
+IS_OURS = """
+import marshal, sys, zipfile
+from importlib.util import MAGIC_NUMBER
+print(marshal.loads(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]))[0] == MAGIC_NUMBER)
+"""
+
+
+def test_an_archive_is_compiled_anew_by_another_python(tmp_path: Path) -> None:
+    others = [python for python in NEW_ENOUGH if version_of(python) != sys.version_info[:2]]
+    if not others:
+        pytest.skip("only one Python here")
+    archive = tmp_path / protocol.ARCHIVE_NAME
+    archive.write_bytes(executor_archive())
+    subprocess.run([others[0], "-I", "-S", "-c", recompile.CODE, str(archive)], check=True)
+    answer = subprocess.check_output([others[0], "-c", IS_OURS, str(archive), recompile.BUNDLE], text=True)
+    assert answer == "True\n" and archive.read_bytes() != executor_archive()
+    subprocess.run([sys.executable, "-I", "-S", "-c", recompile.CODE, str(archive)], check=True)
+    assert archive.read_bytes() == executor_archive()
