@@ -236,27 +236,35 @@ def wait(
     say: Callable[[str], None] = lambda words: None,
     *,
     any_of_them: bool = False,
+) -> list[Run]:
+    """The runs that have ended: all of them, or the first. Raises TimeoutError if none, or not all, did in time."""
+    endings = as_they_end(jobs, timeout_s, say)
+    return [next(endings)] if any_of_them and jobs else list(endings)
+
+
+def as_they_end(
+    jobs: Sequence[Job],
+    timeout_s: float | None = None,
+    say: Callable[[str], None] = lambda words: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> list[Run]:
-    """The runs that have ended: all of them, or the first. Raises TimeoutError: nothing ended in time."""
+) -> Iterator[Run]:
+    """Each run when it has ended. Raises TimeoutError when nothing more has ended in time."""
     deadline = None if timeout_s is None else clock() + timeout_s
-    interval_s, told = LEAST_INTERVAL_S, ""
-    while True:
-        told = refresh_all(jobs, say, told)
-        runs = [job.run for job in jobs]
-        ended = [run for run in runs if run.is_final]
-        if len(ended) == len(runs) or (any_of_them and ended):
-            return ended
+    interval_s, told, waiting = LEAST_INTERVAL_S, "", list(jobs)
+    while waiting:
+        told = refresh_all(waiting, say, told)
+        seen = [(job, job.run) for job in waiting]
+        yield from (run for _, run in seen if run.is_final)
+        waiting = [job for job, run in seen if not run.is_final]
         left_s = None if deadline is None else deadline - clock()
-        if left_s is not None and left_s <= 0:
+        if waiting and left_s is not None and left_s <= 0:
             raise TimeoutError(
-                "nothing has changed: {}".format(
-                    ", ".join(f"{run.run} is {run.state}" for run in runs if not run.is_final)
-                )
+                "nothing has changed: {}".format(", ".join(f"{job.run_id} is {job.run.state}" for job in waiting))
             )
-        sleep(interval_s if left_s is None else min(interval_s, max(left_s, 0.05)))
-        interval_s = min(interval_s * INTERVAL_GROWTH, LONGEST_INTERVAL_S)
+        if waiting:
+            sleep(interval_s if left_s is None else min(interval_s, left_s))
+            interval_s = min(interval_s * INTERVAL_GROWTH, LONGEST_INTERVAL_S)
 
 
 def refresh_all(jobs: Sequence[Job], say: Callable[[str], None], told: str = "") -> str:

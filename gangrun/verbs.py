@@ -19,8 +19,7 @@ from executor import protocol
 from gangrun import show, states
 from gangrun.agent import LOGS, OUTPUT
 from gangrun.cli import assignments
-from gangrun.cluster import Cluster, Intent, Job, NotFound
-from gangrun.cluster import wait as wait_for
+from gangrun.cluster import Cluster, Intent, Job, NotFound, as_they_end
 from gangrun.records import Records, Run
 from gangrun.remote import RemoteError
 from gangrun.requests import parse_duration
@@ -350,22 +349,30 @@ def wait(
     as_json: bool,
 ) -> int:
     jobs = _jobs(words, host)
+    if not jobs:
+        say("no runs in flight")
+    ended: list[Run] = []
     timeout_s = None if timeout is None else float(parse_duration(timeout, "--timeout"))
     try:
-        ended = wait_for(jobs, timeout_s, say, any_of_them=any_of_them)
+        for run in as_they_end(jobs, timeout_s, say):
+            ended.append(run)
+            _tell_end(jobs[0].cluster.records, run, command, as_json)
+            if any_of_them:
+                break
     except TimeoutError as error:
         say(str(error))
         return states.EXIT_UNFINISHED
-    if as_json:
-        show.print_json([run.to_json() for run in ended])
-    for run in ended:
-        if not as_json:
-            click.echo(show.verdict(run))
-        if command is not None:
-            _run_then(jobs[0].cluster.records, run, command)
-    if not jobs:
-        say("no runs in flight")
+    finally:
+        if as_json:
+            show.print_json([run.to_json() for run in ended])
     return _worst(ended)
+
+
+def _tell_end(records: Records, run: Run, command: str | None, as_json: bool) -> None:
+    if not as_json:
+        click.echo(show.verdict(run))
+    if command is not None:
+        _run_then(records, run, command)
 
 
 def _worst(runs: Sequence[Run]) -> int:
