@@ -459,13 +459,22 @@ def is_locked(path: str) -> bool:
 
 
 def op_read(
-    root: str, run: str, job: Optional[str], name: str, inode: Optional[int], offset: int, size: int, wait_s: float
+    root: str,
+    run: str,
+    job: Optional[str],
+    name: str,
+    inode: Optional[int],
+    offset: int,
+    size: int,
+    wait_s: float,
+    before: Optional[str],
 ) -> Answer:
-    """The bytes of one log from an offset on, as soon as there are some; within wait_s in any case."""
+    """The bytes of one log from an offset on, as soon as there are some, or the record is not as before; within wait_s
+    in any case."""
     home = home_of(root)
     path = os.path.join(run_path(home, run), name)
     status = status_path(home, job, run) if job else os.devnull
-    deadline, before = time.time() + wait_s, read_text(status)
+    deadline = time.time() + wait_s
     while True:
         found = read_part(path, inode, offset, size)
         record = read_text(status)
@@ -621,12 +630,12 @@ def op_remove(root: str, runs: List[Dict[str, Any]], snapshots: List[str]) -> An
     return {"removed": removed + snapshots}
 
 
-def op_tar(root: str, run: str, names: List[str]) -> Answer:
+def op_tar(root: str, run: str, logs: List[str]) -> Answer:
     """Logs for a download, as one compressed archive."""
     directory = run_path(home_of(root), run)
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w:gz") as tar:
-            for name in names:
+            for name in logs:
                 tar.add(os.path.join(directory, name), arcname=name)
         file.seek(0)
         return {"archive": base64.b64encode(file.read()).decode()}

@@ -19,6 +19,7 @@ LONG_POLL_S = 15.0  # the host answers at once when there is something, and afte
 CALL_MARGIN_S = 30.0
 LOOK_FIRST_S = 2.0  # how often Slurm is asked about a job whose driver says nothing new
 LOOK_LONGEST_S = 20.0
+END_FIRST_S = 0.3  # how long to wait for more once the driver has recorded the end: another attempt may follow
 SETTLED_LOOKS = 2  # empty answers after the end: over NFS a last line may come late
 RETRY_FIRST_S = 1.0
 RETRY_LONGEST_S = 30.0
@@ -57,7 +58,7 @@ class Reader:
         self._inode: int | None = None
         self._offset = -lines if lines else 0
         self._record: str | None = None
-        self._looked, self._look_s = 0.0, LOOK_FIRST_S
+        self._looked, self._look_s, self._end_s = 0.0, LOOK_FIRST_S, END_FIRST_S
         self._told = ""
         self._empty_after_end = 0
 
@@ -71,10 +72,9 @@ class Reader:
 
     def _ask(self, wait_s: float) -> Any:
         run, retry_s = self._job.run, RETRY_FIRST_S
-        is_over = self._says_over()
         request: dict[str, Any] = {
             "root": run.root, "run": run.run, "job": run.job, "name": self._name, "inode": self._inode,
-            "offset": self._offset, "size": CHUNK_BYTES, "wait_s": 0.3 if is_over else wait_s,
+            "offset": self._offset, "size": CHUNK_BYTES, "wait_s": self._patience_s(wait_s), "before": self._record,
         }  # fmt: skip
         while True:
             try:
@@ -89,6 +89,14 @@ class Reader:
                 self._sleep(retry_s)
                 retry_s = min(retry_s * 2, RETRY_LONGEST_S)
 
+    def _patience_s(self, wait_s: float) -> float:
+        if not self._says_over():
+            self._end_s = END_FIRST_S
+            return wait_s
+        if not self._job.run.is_final:
+            self._end_s *= 1.5
+        return min(self._end_s, wait_s)
+
     def _says_over(self) -> bool:
         record = states.parse_record(self._record)
         return self._job.run.is_final or (record is not None and record.is_terminal)
@@ -101,9 +109,8 @@ class Reader:
             self._refresh()
         if not self._says_over():
             return False
-        if not self._job.run.is_final:  # the driver says so; a requeue would be news to it
+        if not self._job.run.is_final:  # the driver says so; Slurm may run it again
             self._refresh()
-            self._record = None if not self._job.run.is_final else self._record
         self._empty_after_end += 1
         return self._job.run.is_final and self._empty_after_end >= SETTLED_LOOKS
 

@@ -271,7 +271,8 @@ def _feed(stdin: IO[bytes], head: bytes, payload: IO[bytes] | None) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it may have ended this moment
+        os.killpg(process.pid, signal.SIGKILL)
     return process.communicate()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, Union
 
 from executor import protocol
-from gangrun import reasons
+from gangrun.explain import reasons
 
 LOST = "LOST"  # nobody recorded how it ended; opened again if a record appears after all
 LIVE_STATES = (protocol.PENDING, protocol.SETTING_UP, protocol.RUNNING)

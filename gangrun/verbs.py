@@ -301,7 +301,7 @@ def _download(job: Job, directory: str, as_json: bool) -> int:
 
     run = job.run
     names = sorted(job.cluster.host.call("list_logs", root=run.root, run=run.run)["logs"])
-    answer = job.cluster.host.call("tar", root=run.root, run=run.run, names=names, timeout_s=600.0)
+    answer = job.cluster.host.call("tar", root=run.root, run=run.run, logs=names, timeout_s=600.0)
     try:
         os.makedirs(directory, exist_ok=True)
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(answer["archive"]))) as tar:
@@ -422,7 +422,7 @@ def render(path: str, output: str | None, *, dirty: bool, **how: Any) -> int:
 
 
 def explain(word: str, host: str | None, as_json: bool) -> int:
-    from gangrun.explained import explain_job
+    from gangrun.explain.ask import explain_job
 
     for job in _jobs([word], host):
         run = job.status()

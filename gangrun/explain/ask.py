@@ -7,10 +7,10 @@ import os
 from typing import Any
 
 from executor import protocol
-from gangrun import explain
 from gangrun.cluster import Job
-from gangrun.ended import why_ended
-from gangrun.reasons import Explanation
+from gangrun.explain import waiting
+from gangrun.explain.ended import why_ended
+from gangrun.explain.reasons import Explanation
 from gangrun.records import Run
 
 TAIL_LINES = 30
@@ -43,12 +43,12 @@ def _waiting(job: Job, run: Run) -> Explanation:
     asked = {"whose": ["squeue", *where, "--noheader", "--jobs=" + str(run.job), "--format=%P|%u"]}
     line = (_commands(job, asked)["whose"].stdout.strip().splitlines() or ["|"])[-1]
     partition, _, user = line.partition("|")
-    return explain.why_waiting(_commands(job, explain.commands(str(run.job), partition, user)))
+    return waiting.why_waiting(_commands(job, waiting.commands(str(run.job), partition, user)))
 
 
-def _commands(job: Job, commands: dict[str, list[str]]) -> dict[str, explain.CommandResult]:
+def _commands(job: Job, commands: dict[str, list[str]]) -> dict[str, waiting.CommandResult]:
     answers = job.cluster.host.call("commands", commands=commands, limit_s=LOOK_TIMEOUT_S / 4, timeout_s=LOOK_TIMEOUT_S)
-    return {name: explain.CommandResult(one["rc"], one["stdout"], one["stderr"]) for name, one in answers.items()}
+    return {name: waiting.CommandResult(one["rc"], one["stdout"], one["stderr"]) for name, one in answers.items()}
 
 
 def _ended(job: Job, run: Run) -> Explanation:
