@@ -48,10 +48,14 @@ class SlurmCodeGen(TaskCodeGen):
         self._fields["resources"] = Resources.from_dict(resources)
 
 
-def render_driver(job: Job) -> str:
-    """The driver of a typed job description. Compiled before it is returned: never a broken script."""
+def render_driver(job: Job, secrets_name: str = protocol.SECRETS_NAME) -> str:
+    """The driver of a typed job description. Compiled before it is returned: never a broken script.
+
+    `secrets_name` is the file beside it that holds the secrets.
+    """
     return render(
         TEMPLATE,
+        secrets_name=secrets_name,
         job=job,
         protocol=protocol,
         run_srun=run_options(job),
@@ -127,6 +131,7 @@ def sbatch_options(job: Job, output: str, extra: Sequence[str] = ()) -> list[str
         "--cpus-per-task=%d" % job.resources.cpus,
         "--output=" + output.replace("%", "%%"),
         "--open-mode=append",
+        "--requeue" if job.requeue else "--no-requeue",
     ]
     options += ["--signal=B:" + job.warn_signal] if job.warn_signal else []
     options += ["--gpus-per-node=%d" % job.resources.gpus] if job.resources.gpus else []

@@ -54,7 +54,8 @@ class Job:
     itself in; given, the latter are the addresses or host names of all nodes of the cluster, head first. `grace_s` is
     the time from TERM to KILL. `secrets` are variables that are written to a 0600 file only. `launcher` is `srun`, or
     `local` for a machine without Slurm. `warn_signal` (`USR1@120`) reaches every program that many seconds before the
-    time limit of a job submitted with `render_sbatch`. A `one_shot` driver removes itself, its archive and its secrets
+    time limit of a job submitted with `render_sbatch`, and `requeue` says whether Slurm may run that job again after a
+    preemption or the loss of a node. A `one_shot` driver removes itself, its archive and its secrets
     at the end.
     """
 
@@ -77,6 +78,7 @@ class Job:
     grace_s: float = protocol.DEFAULT_GRACE_S
     liveness_timeout_s: float = protocol.DEFAULT_LIVENESS_TIMEOUT_S
     warn_signal: str | None = None
+    requeue: bool = True
     launcher: str = "srun"
     one_shot: bool = False
 
@@ -202,6 +204,7 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda value: value is None or WARN_SIGNAL.fullmatch(str(value)) is not None,
         "USR1@120 or USR2@120",
     ),
+    ("requeue", lambda value: isinstance(value, bool), "true or false"),
     ("one_shot", lambda value: isinstance(value, bool), "true or false"),
     ("launcher", lambda value: value in ("srun", "local"), "'srun' or 'local'"),
 )

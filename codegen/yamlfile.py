@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
 from codegen.spec import SpecError
+
+NULL = "tag:yaml.org,2002:null"
 
 
 class YamlMapping(NamedTuple):
@@ -18,6 +20,7 @@ class YamlMapping(NamedTuple):
     values: Mapping[str, Any]
     lines: Mapping[str, int]
     nested: Mapping[str, YamlMapping]
+    line: int = 1  # its first
 
     def allow(self, keys: Sequence[str]) -> None:
         """Raises SpecError for the first key that is not one of these."""
@@ -35,28 +38,53 @@ class YamlMapping(NamedTuple):
         return value
 
     def fail(self, key: str, message: str) -> NoReturn:
-        raise SpecError("%s:%d: %s" % (self.path, self.lines.get(key, 1), message))
+        raise SpecError("%s:%d: %s" % (self.path, self.lines.get(key, self.line), message))
 
 
 def read(path: str, name: str) -> YamlMapping:
     """The mapping in a file. Raises SpecError for what cannot be read, parsed, or is no mapping."""
+    node = _composed(path, lambda text: yaml.compose(text, Loader=yaml.SafeLoader))
+    if not isinstance(node, yaml.MappingNode):
+        raise SpecError(f"{path}:1: a {name} file is a mapping of keys to values")
+    return _checked(path, name, node)
+
+
+def read_all(path: str, first: str, others: str) -> list[YamlMapping]:
+    """The mappings of all documents of a file; the names say what the first and the others are.
+
+    Raises SpecError as `read` does, and for an empty document, which is none. An empty file has no documents.
+    """
+    nodes = _composed(path, lambda text: list(yaml.compose_all(text, Loader=yaml.SafeLoader)))
+    return [_document(path, others if index else first, node, index + 1) for index, node in enumerate(nodes)]
+
+
+def _document(path: str, name: str, node: yaml.Node, number: int) -> YamlMapping:
+    if not isinstance(node, yaml.MappingNode):
+        kind = "empty" if node.tag == NULL else "no mapping"
+        line = node.start_mark.line + 1
+        raise SpecError(f"{path}:{line}: document {number} is {kind}; a {name} is a mapping of keys to values")
+    return _checked(path, name, node)
+
+
+def _composed(path: str, compose: Callable[[str], Any]) -> Any:
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError("{}: {}".format(path, getattr(error, "strerror", None) or error)) from error
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        return compose(text)
     except yaml.YAMLError as error:
         raise SpecError(_syntax_error(path, error)) from error
     except RecursionError as error:
         raise SpecError(f"{path}:1: nested too deeply") from error
-    if not isinstance(node, yaml.MappingNode):
-        raise SpecError(f"{path}:1: a {name} file is a mapping of keys to values")
+
+
+def _checked(path: str, name: str, node: yaml.MappingNode) -> YamlMapping:
     try:
         return _mapping(path, name, node)
     except RecursionError as error:
-        raise SpecError(f"{path}:1: a value holds itself") from error
+        raise SpecError(f"{path}:{node.start_mark.line + 1}: a value holds itself") from error
 
 
 def _mapping(path: str, name: str, node: yaml.MappingNode) -> YamlMapping:
@@ -74,7 +102,7 @@ def _mapping(path: str, name: str, node: yaml.MappingNode) -> YamlMapping:
         values[key] = _value(path, value_node)
         if isinstance(value_node, yaml.MappingNode):
             nested[key] = _mapping(path, key, value_node)
-    return YamlMapping(path, name, values, lines, nested)
+    return YamlMapping(path, name, values, lines, nested, node.start_mark.line + 1)
 
 
 def _value(path: str, node: yaml.Node) -> Any:

@@ -25,12 +25,14 @@ from executor.job import (
     cluster_home,
     executor_command,
     local_launcher,
+    member_options,
     nodes_of_this_job,
     this_slurm_job,
 )
 from executor.launchdir import JobDirectory
 from executor.loop import Arrival, Loop
 from executor.output import tell
+from executor.process import end_with_parent
 from executor.protocol import GangrunError, UsageError
 from executor.report import rank_reports, summary
 from executor.shared import SignalFile, read_record, remove_quietly, write_in_place, write_private
@@ -38,7 +40,16 @@ from executor.slurm_commands import gpu_request
 from executor.step import SEEN_STOPPING_S, Step, Steps, end_orphaned_sruns
 from executor.verdict import CANCEL_WORDS, Verdict, judge
 
-__all__ = ["Driver", "Job", "gpu_request", "local_launcher", "main", "nodes_of_this_job", "this_slurm_job"]
+__all__ = [
+    "Driver",
+    "Job",
+    "gpu_request",
+    "local_launcher",
+    "main",
+    "member_options",
+    "nodes_of_this_job",
+    "this_slurm_job",
+]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +64,8 @@ ASKED = ("--nodes=", "--cpus-per-task=", "--gpus-per-node=")
 PREEMPTION_PATIENCE_S = 120.0  # slurmctld looks at grace periods every 30 s or so
 ALLOC_POLL_S = 0.2
 WAITING_WORDS_S = 5.0
+FEW_FILES, MANY_NODES = 1024, 4
+NODES_LOOK = 6  # times as long between two looks at the nodes that a waiting job still has
 
 
 class Ended(Exception):
@@ -86,6 +99,9 @@ class Driver:
         self._private_files: list[str] = []
         self._known_secrets: dict[str, str] | None = None
         self._proctrack = slurm_commands.proctrack_type()
+        self._grace_s = job.grace_s
+        if self._proctrack == protocol.PROCTRACK_PGID:  # its KILL finds the executor only, not the script
+            self._grace_s = min(job.grace_s, max(1.0, slurm_commands.kill_wait_s() - 1))
         self._end_time = slurm_commands.end_time(job.slurm_job_id)
         self._is_cancelling = False
         self._was_terminated = False
@@ -105,6 +121,7 @@ class Driver:
             self._directory.clean()
             raise GangrunError(f"cannot write the job's directory {self._directory.path}: {error.strerror}") from error
         self._loop.every(HEARTBEAT_S, HEARTBEAT_S, self._beat)
+        _tell_limits(job.num_nodes)
         self._directory.enter(protocol.PENDING)
         return self
 
@@ -131,7 +148,7 @@ class Driver:
     def wait_for_allocation(self) -> None:
         """Until the run step has started. Ends the job as a launch failure, in srun's words, if it cannot."""
         run, alloc, begun = self._current_run(), SignalFile(self.launch.alloc), time.monotonic()
-        told, patience = False, Patience()
+        told, patience = 0, Patience()
         while True:
             said = patience.ask(alloc.read)
             if said is not None:
@@ -142,9 +159,11 @@ class Driver:
                 run = self._run = self._start("run", *self._run_command, is_setup=False)
             elif run.code is not None:
                 self._launch_failed(run)
-            if not told and time.monotonic() - begun > WAITING_WORDS_S:
-                told = True
-                tell(1, "gangrun: waiting for the run step to start: %s\n" % (run.last_words or _why_busy()))
+            if time.monotonic() - begun > WAITING_WORDS_S * (1 + told * NODES_LOOK):
+                self._refuse_lost_nodes()
+                if not told:
+                    tell(1, "gangrun: waiting for the run step to start: %s\n" % (run.last_words or _why_busy()))
+                told += 1
             self._wait_a_little(begun)
 
     def run_setup(self, srun: Sequence[str], script: str) -> None:
@@ -166,7 +185,7 @@ class Driver:
             return
         if self._run is not None:
             SignalFile(self.launch.setup_done).fire(protocol.ABORT, "setup failed: " + verdict.reason)
-            self._steps.wait_for(self._run, self._job.grace_s)
+            self._steps.wait_for(self._run, self._grace_s)
         if not any(self._records(is_setup=True)) and verdict.state == protocol.FAILED:
             words = "the setup step could not start: " + setup.words.strip()
             verdict = Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, words)
@@ -226,7 +245,7 @@ class Driver:
             return error.verdict
         if isinstance(error, Cancelled):
             self._directory.note("cancel", signal=error.number)
-            self._steps.cancel(self._job.grace_s, self._tell_to_stop)
+            self._steps.cancel(self._grace_s, self._tell_to_stop)
             return self._cancel_verdict(error.number)
         if error is None:
             return Verdict(protocol.SUCCEEDED, 0, [])
@@ -279,7 +298,7 @@ class Driver:
             "--cluster-home-dir=" + cluster_home(job),
             "--task-name=" + job.task_name,
             "--proctrack=" + self._proctrack,
-            f"--grace-s={job.grace_s:g}",
+            f"--grace-s={self._grace_s:g}",
             f"--liveness-timeout-s={job.liveness_timeout_s:g}",
             *(["--workdir=" + job.workdir] if job.workdir else []),
             *(["--is-setup"] if is_setup else []),
@@ -337,6 +356,16 @@ class Driver:
         reason = f"the run step could not start: {words} (asked for {asked})"
         raise Ended(Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, reason))
 
+    def _refuse_lost_nodes(self) -> None:
+        """A step that wants more nodes than the job has left waits for ever."""
+        own = nodes_of_this_job() if os.environ.get(protocol.SLURM_JOB_NODELIST) else []
+        lost = slurm_commands.lost_nodes(self._job.slurm_job_id, own)
+        if lost and len(own) - len(lost) < self._job.num_nodes:
+            words = "the job has lost {}; {} of {} nodes are left, {} are needed".format(
+                ", ".join(lost), len(own) - len(lost), len(own), self._job.num_nodes
+            )
+            raise Ended(Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, words))
+
     def _on_signal(self, arrival: Arrival) -> None:
         if arrival.number == signal.SIGCHLD:
             self._steps.on_child_end()
@@ -380,7 +409,8 @@ class Driver:
         told = {name: os.environ[name] for name in (protocol.SLURM_JOB_NAME,) if name in os.environ}
         if self._end_time is not None:
             told[protocol.ENV_DEADLINE] = str(self._end_time)
-        return {**own, **self._secrets(), **told}
+        member = json.loads(os.environ.get(protocol.ENV_MEMBER_ENV) or "{}")
+        return {**own, **member, **self._secrets(), **told}
 
     def _secrets(self) -> dict[str, str]:
         path = self._job.secrets_file
@@ -403,6 +433,8 @@ class Driver:
 
 def main(body: Any, job: Job) -> int:
     """Run a driver's body; every error ends in one line and an exit code."""
+    if os.environ.get(protocol.ENV_GROUP_DRIVER) == str(os.getppid()):
+        end_with_parent()
     try:
         with Driver(job) as driver:
             body(driver)
@@ -410,6 +442,16 @@ def main(body: Any, job: Job) -> int:
         print(f"gangrun: {error}", file=sys.stderr)
         return error.exit_code
     return driver.exit_code
+
+
+def _tell_limits(num_nodes: int) -> None:
+    """Slurm carries the login node's soft limit over; NCCL needs more from four nodes on (goodfire-ai/spd#957)."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard and (soft < FEW_FILES or (soft == FEW_FILES and num_nodes >= MANY_NODES)):
+        words = f"{soft} open files are allowed here (hard limit {hard})"
+        tell(1, f"gangrun: {words}; `ulimit -n $(ulimit -Hn)` in the script raises it\n")
 
 
 def _why_busy() -> str:

@@ -58,9 +58,14 @@ def checked(values: Mapping[str, object], source: str) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
+# The executor's own step holds all that the job has: a nested srun that does not share would wait for ever
+# (open-mpi/ompi#8378, psnc-qcg/QCG-PilotJob#49).
+DEFAULTS = {"PYTHONUNBUFFERED": "1", "SLURM_OVERLAP": "1"}
+
+
 def for_script(environ: Mapping[str, str], layers: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """The script's whole environment: later layers win."""
-    result = {"PYTHONUNBUFFERED": "1", **without_step(environ)}
+    result = {**DEFAULTS, **without_step(environ)}
     for layer in layers:
         result.update(layer)
     return result

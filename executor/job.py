@@ -40,8 +40,11 @@ def this_slurm_job() -> str:
 
 
 def nodes_of_this_job() -> list[str]:
-    """The names of the allocation's nodes, in Slurm's order: the first is the head."""
+    """The names of the allocation's nodes, in Slurm's order: the first is the head. Of a task of a group, its own."""
     try:
+        own = os.environ.get(protocol.ENV_MEMBER_NODES)
+        if own:
+            return own.split(",")
         return expand_hosts(os.environ.get(protocol.SLURM_JOB_NODELIST, ""), protocol.SLURM_JOB_NODELIST)
     except UsageError as error:
         _refuse(str(error))
@@ -49,10 +52,18 @@ def nodes_of_this_job() -> list[str]:
 
 def addresses_of_this_job() -> dict[str, str]:
     """The address of each of the allocation's nodes that has one here, other than loopback (Debian's 127.0.1.1)."""
-    if not os.environ.get(protocol.SLURM_JOB_NODELIST):
+    if not (os.environ.get(protocol.SLURM_JOB_NODELIST) or os.environ.get(protocol.ENV_MEMBER_NODES)):
         return {}
     found = {host: address_of(host) for host in nodes_of_this_job()}
     return {host: address for host, address in found.items() if address and is_usable(address)}
+
+
+def member_options() -> list[str]:
+    """srun's options for a task of a group: its nodes, or its component; none for a job that is alone."""
+    component, nodes = os.environ.get(protocol.ENV_HET_GROUP), os.environ.get(protocol.ENV_MEMBER_NODES)
+    if component:
+        return ["--het-group=" + component]
+    return ["--nodelist=" + nodes] if nodes else []
 
 
 def _refuse(text: str) -> NoReturn:

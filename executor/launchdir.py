@@ -29,6 +29,7 @@ class JobDirectory:
         self._begun = time.monotonic()
         self._lock = -1
         self._was_told = False
+        self._errno = errno.EIO
         self._is_published = False
         self._launch: protocol.Launch | None = None
         self._status: dict[str, Any] = {
@@ -88,7 +89,7 @@ class JobDirectory:
             path = os.path.join(self.path, protocol.EXIT_CODE_NAME)
             self._try(lambda: write_atomic(path, b"%d\n" % verdict.exit_code))
         if not self._is_published:
-            raise OSError(errno.EIO, f"{protocol.STATUS_NAME} could not be written")
+            raise OSError(self._errno, f"{protocol.STATUS_NAME} could not be written: {os.strerror(self._errno)}")
 
     def progress(self, step: str, records: Sequence[dict[str, Any] | None]) -> None:
         """How many ranks of a step are in which state, for those who only read; written when it changes."""
@@ -125,6 +126,7 @@ class JobDirectory:
         try:
             action()
         except OSError as error:
+            self._errno = error.errno or errno.EIO
             if not self._was_told:
                 self._was_told = True
                 tell(2, f"gangrun: cannot write in {self.path}: {error.strerror}; the job goes on\n")

@@ -32,6 +32,8 @@ KILL_PATIENCE_S = 5.0
 ORDER_FIRST_S = 0.5
 ORDER_LONGEST_S = 2.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+WARN_AGAIN_S = 0.25
 CODES_OF_STOP = tuple(protocol.exit_code_of_signal(number) for number in STOP_SIGNALS)
 TOLD_LATE_S = 0.2  # proctrack/linuxproc signals the script itself, perhaps before it signals us
 
@@ -277,7 +279,11 @@ class Member:
             self._on_signal_while_waiting(arrival.number)
         elif arrival.number in STOP_SIGNALS:
             self._stop(arrival.number, self._was_delivered_by_slurm(arrival))
-        elif not self._was_delivered_by_slurm(arrival):
+        elif self._was_delivered_by_slurm(arrival):
+            pass
+        elif arrival.number in WARNINGS:
+            self._warn(arrival.number)
+        else:
             self._script.send(arrival.number)
 
     def _on_signal_while_waiting(self, number: int) -> None:
@@ -291,6 +297,18 @@ class Member:
             protocol.RANK_STOPPED,
             "stopped by signal %d before the script began" % number,
         )
+
+    def _warn(self, number: int) -> None:
+        """A program that is still starting gets the signal when it is ready for it."""
+        assert self._script is not None
+        script = self._script
+
+        def again() -> None:
+            if script.pass_on(number):
+                self._loop.cancel(timer)
+
+        if not script.pass_on(number):
+            timer = self._loop.every(WARN_AGAIN_S, WARN_AGAIN_S * 4, again)
 
     def _was_delivered_by_slurm(self, arrival: Arrival) -> bool:
         """With proctrack/linuxproc slurmstepd, our parent, has signalled every descendant itself."""

@@ -127,6 +127,17 @@ class Script:
         except (ProcessLookupError, PermissionError):
             pass
 
+    def pass_on(self, number: int) -> bool:
+        """Signal those of the script's group that have a use for it; False while there is none. bash dies of a USR1
+        that it does not trap, and with it the program that it runs (martius-lab/cluster_utils#64)."""
+        takers = [pid for pid in _group(self.pid) if _handles(pid, number)]
+        for pid in takers:
+            try:
+                os.kill(pid, number)
+            except OSError:
+                pass
+        return bool(takers)
+
     @property
     def group_is_gone(self) -> bool:
         try:
@@ -136,6 +147,33 @@ class Script:
         except PermissionError:
             return False
         return False
+
+
+def _group(leader: int) -> list[int]:
+    """The processes of a process group."""
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            fields = _read("/proc/%s/stat" % name).rpartition(b")")[2].split()
+            if len(fields) > 2 and int(fields[2]) == leader:
+                found.append(int(name))
+    return found
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Whether a process catches a signal, or blocks it to take it from sigwait(3); see proc(5), SigCgt and SigBlk."""
+    for line in _read("/proc/%d/status" % pid).splitlines():
+        name, _, mask = line.partition(b":")
+        if name in (b"SigCgt", b"SigBlk") and int(mask, 16) >> (number - 1) & 1:
+            return True
+    return False
+
+
+def _read(path: str) -> bytes:
+    try:
+        return read_bytes(path)
+    except OSError:
+        return b""
 
 
 def reap() -> list[tuple[int, int]]:

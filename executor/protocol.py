@@ -40,6 +40,11 @@ ENV_ATTEMPT = "GANGRUN_ATTEMPT"
 RUN_VARIABLES = (ENV_NODE_RANK, ENV_NODE_IPS, ENV_NUM_GPUS_PER_NODE, ENV_ATTEMPT)
 SETUP_VARIABLES = (ENV_SETUP_NODE_RANK, ENV_SETUP_NODE_IPS, ENV_SETUP_NUM_GPUS_PER_NODE, ENV_ATTEMPT)
 ENV_DEADLINE = "GANGRUN_DEADLINE"  # when Slurm will end the job, in seconds since 1970
+ENV_MEMBER_NODES = "GANGRUN_MEMBER_NODES"  # of a task of a group: its nodes, with commas
+ENV_HET_GROUP = "GANGRUN_HET_GROUP"  # of a task of a group: its component of a heterogeneous job
+ENV_MEMBER_ENV = "GANGRUN_MEMBER_ENV"  # of a task of a group: what its scripts find, in JSON
+ENV_GROUP_DRIVER = "GANGRUN_GROUP_DRIVER"  # the pid of the group's driver, with which a task's driver ends
+ENV_GROUP_NAME = "SKYPILOT_JOBGROUP_NAME"
 ENV_LOCAL_LAUNCHER = "GANGRUN_LOCAL_LAUNCHER"  # its pid; the script does not see it
 
 # --- Exit codes of ours. 125 and 2 follow env(1), timeout(1) and most command lines.
@@ -101,6 +106,7 @@ STREAM_PIECE_BYTES = 1000
 LONGEST_ENV_BYTES = 131071
 
 PROCTRACK_LINUXPROC = "linuxproc"
+PROCTRACK_PGID = "pgid"
 LOOPBACK_PREFIX = "127."
 UNSPECIFIED_PROCTRACK = "unknown"
 
@@ -111,6 +117,7 @@ STATUS_NAME = "status.json"
 EVENTS_NAME = "events.jsonl"
 EXIT_CODE_NAME = "exit_code"
 SECRETS_NAME = "secrets.json"
+TASKS_NAME = "tasks"  # of a group: a directory with the output of each task
 SINGLE_LOG_NAME = "run.log"  # of a job of one node
 OLDEST_PYTHON = (3, 9)
 
@@ -170,6 +177,19 @@ class Launch:
 def job_directory(cluster_home: str, slurm_job_id: str, name: str) -> str:
     """Where everything of one job lies: <cluster_home>/.gangrun/<slurm_job_id>/<name>."""
     return "%s/%s/%s/%s" % (cluster_home.rstrip("/"), HOME_DIRECTORY, slurm_job_id, name)
+
+
+def member_job_id(group_id: str, task: str) -> str:
+    """The id of a task of a group, as its driver knows it."""
+    return f"{group_id}.{task}"
+
+
+def member_driver_name(task: str) -> str:
+    return f"driver-{task}.py"
+
+
+def member_secrets_name(task: str) -> str:
+    return f"secrets-{task}.json"
 
 
 def node_name(index: int) -> str:

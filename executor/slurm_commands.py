@@ -17,6 +17,9 @@ CONFIGURATION_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/
 PROCTRACK = re.compile(r"^\s*ProctrackType\s*=\s*(?:proctrack/)?(\w+)", re.IGNORECASE | re.MULTILINE)
 END_TIME = re.compile(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 PREEMPTED = re.compile(r"\bPreemptTime=\d")
+NODE_LIST = re.compile(r"^\s*NodeList=(\S+)", re.MULTILINE)
+KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
+DEFAULT_KILL_WAIT_S = 30.0
 RESTARTS = re.compile(r"\bRestarts=(\d+)")
 TYPED_GPU = re.compile(r"gres[:/]gpu:([A-Za-z][\w.-]*)", re.IGNORECASE)
 
@@ -51,6 +54,12 @@ def proctrack_type() -> str:
     return found.group(1).lower() if found else protocol.UNSPECIFIED_PROCTRACK
 
 
+def kill_wait_s() -> float:
+    """Seconds from Slurm's TERM to its KILL, slurm.conf(5): 30 where nobody says."""
+    found = KILL_WAIT.search(output_of(["scontrol", "show", "config"]) or "")
+    return float(found.group(1)) if found else DEFAULT_KILL_WAIT_S
+
+
 def gpu_request(slurm_job_id: str, count: int) -> str:
     """`0`, which is said too, or a step would see all GPUs of the job; `2`; `h100:2` where the job holds typed GPUs.
 
@@ -69,6 +78,13 @@ def end_time(slurm_job_id: str) -> int | None:
         return int(told)
     found = END_TIME.search(output_of(["scontrol", "show", "job", slurm_job_id]) or "")
     return int(time.mktime(time.strptime(found.group(1), "%Y-%m-%dT%H:%M:%S"))) if found else None
+
+
+def lost_nodes(slurm_job_id: str, wanted: Sequence[str]) -> list[str]:
+    """The nodes that the job does not hold any more: with --no-kill it outlives the loss of some (sbatch(1))."""
+    held = NODE_LIST.search(output_of(["scontrol", "show", "job", slurm_job_id]) or "")
+    names = output_of(["scontrol", "show", "hostnames", held.group(1)]) if held else None
+    return [] if names is None else [node for node in wanted if node not in names.split()]
 
 
 class Fate(NamedTuple):

@@ -20,6 +20,7 @@ OUT_OF_MEMORY = re.compile(r"Out Of Memory|oom[-_]kill event")
 TASK_OUT_OF_MEMORY = re.compile(r"tasks? (\S+): Out Of Memory")
 # Only a step that somebody ended has these; CANCELLED AT also stands where srun ended it because a rank was killed.
 ABORT_WORDS = ("Job step aborted: Waiting up to", "forcing job termination")
+NO_EXECUTOR = re.compile(r"slurmstepd-(\S+): error: execve\(\): (.*)")  # https://slurm.schedmd.com/srun.html
 RANK_GAVE_UP = re.compile(r"gangrun: rank (\d+) gives up: (.*)")
 LIMIT_WORDS = ("DUE TO TIME LIMIT", "DUE TO PREEMPTION")
 CANCEL_WORDS = ("CANCELLED AT",)
@@ -58,6 +59,10 @@ def _judge(records: Sequence[Record | None], srun_words: str, was_cancelled: boo
     told_to_stop = _ranks(records, protocol.RANK_STOPPED, protocol.RANK_STOPPING)
     silent = [rank for rank, record in enumerate(records) if not has_ended(record) and rank not in told_to_stop]
     was_aborted = bool(_line_with(srun_words, ABORT_WORDS))
+    missing = NO_EXECUTOR.search(srun_words)
+    if missing:
+        why = f"the executor could not start on {missing.group(1)}: {missing.group(2)}"
+        return Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, codes, None, why)
     if srun_code == 0 and not told_to_stop and not was_aborted:
         return Verdict(protocol.SUCCEEDED, 0, [0 if rank in silent else codes[rank] for rank in range(len(codes))])
     own_words = _own_words(srun_words, silent)

@@ -90,7 +90,7 @@ def test_the_script_itself_sees_no_step(solo: Solo) -> None:
     job = {name: text for name, text in JOB.items() if name != protocol.SLURMD_NODENAME}
     found = seen(solo, **job, SLURM_CPU_BIND="verbose", SLURM_MEM_PER_NODE="50", SRUN_DEBUG="3")
     slurms = {os.fsdecode(name) for name in found if name.startswith((b"SLURM", b"SRUN"))}
-    assert slurms == {name for name in JOB if name.startswith("SLURM")}
+    assert slurms == {"SLURM_OVERLAP", *(name for name in JOB if name.startswith("SLURM"))}
     assert found[b"CUDA_VISIBLE_DEVICES"] == b"0,1,2"
 
 
@@ -99,7 +99,8 @@ def test_the_script_itself_sees_no_step(solo: Solo) -> None:
 
 def test_later_layers_win_and_output_is_not_buffered_f7() -> None:
     layers = [{"A": "job", "B": "job"}, {"B": "identity"}]
-    assert environment.for_script({"A": "site"}, layers) == {"A": "job", "B": "identity", "PYTHONUNBUFFERED": "1"}
+    assert environment.for_script({"A": "site"}, layers) == {**environment.DEFAULTS, "A": "job", "B": "identity"}
+    assert environment.DEFAULTS["PYTHONUNBUFFERED"] == "1"
     assert environment.for_script({"PYTHONUNBUFFERED": ""}, [])["PYTHONUNBUFFERED"] == ""
     assert environment.for_script({}, [{"PYTHONUNBUFFERED": "0"}])["PYTHONUNBUFFERED"] == "0"
 

@@ -110,8 +110,10 @@ def test_the_driver_is_killed_where_slurm_does_not_notice(bench: Bench, fault: F
     row.injected()
     kill(job, "driver")
     driver.wait()
+    output_path = bench.directory / "by-hand.out"
+    eventually(lambda: "the driver has not been heard of for" in output_path.read_text(), 90)
     eventually(lambda: all("batch" in step for step in bench.cluster.step_ids(held)), 60, "its steps have ended")
-    lines = (bench.directory / "by-hand.out").read_text().splitlines()
+    lines = output_path.read_text().splitlines()
     row.saw(next((line.split("): ")[-1] for line in lines if "driver" in line), ""), driver.returncode)
     row.left = A_DEAD_DRIVERS_FILES
     assert not bench.left_behind("sleep 4404")

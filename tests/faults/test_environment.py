@@ -7,6 +7,7 @@ import os
 import resource
 import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from codegen import Bundle, Job, SpecError, render_driver
 from codegen.archive import executor_archive
 from codegen.slurm import render_sbatch
-from tests.bench import Bench, Outcome, Running
+from tests.bench import CHECKOUT, Bench, Outcome, Running, eventually
 from tests.faults.conftest import Fault
 from tests.minislurm.fixtures import BootCluster
 from tests.test_environment import HOSTILE
@@ -282,7 +283,52 @@ def test_limits_of_the_login_node(bench: Bench, own_cluster: BootCluster, fault:
     outcome = job.wait()
     assert outcome.code == 0 and outcome.log(LOGS[1]).split() == ["256", str(hard)], outcome.output
     row.ended(outcome, bench)
-    row.saw("the script has 256 open files, and may raise that: `ulimit -n $(ulimit -Hn)`", 0)
+    assert "gangrun: 256 open files are allowed here" in outcome.plain
+    row.saw("256 open files are allowed here; `ulimit -n $(ulimit -Hn)` in the script raises it", 0)
+
+
+def give_private_tmp(bench: Bench, node: str, size: str) -> None:
+    """A /tmp of its own for a node; what it needs of the old one stays where it is."""
+    kept = " ".join(str(path) for path in (bench.directory, bench.cluster.root, CHECKOUT) if path.parts[1] == "tmp")
+    script = "mount -t tmpfs old /mnt; mkdir /mnt/tmp; mount --bind /tmp /mnt/tmp; "
+    script += f"mount -t tmpfs -o size={size},mode=1777 tmp /tmp; "
+    script += f"for path in {kept}; do mkdir -p $path; mount --rbind /mnt$path $path; done"
+    bench.cluster.run(node, ["sh", "-ec", script], cwd="/")
+
+
+def left_in_tmp(bench: Bench, node: str) -> list[str]:
+    found = bench.cluster.run(node, ["find", "/tmp", "-xdev", "-type", "f"], cwd="/").stdout.split()
+    return [path for path in found if Path(path).name != "fill"]
+
+
+def test_every_node_has_its_own_tmp(bench: Bench, own_cluster: BootCluster, fault: Fault) -> None:
+    """IDEALLab/EngiBench#173, DataBiosphere/toil#4395: what nodes share was put where each sees its own."""
+    row = fault("every node has its own /tmp; XDG_RUNTIME_DIR points nowhere")
+    bench = Bench(own_cluster(nodes=3, gpus=0), bench.directory)
+    for node in bench.cluster.nodes:
+        give_private_tmp(bench, node, "1m")
+    bench.environ["XDG_RUNTIME_DIR"] = "/run/user/nobody"
+    job = bench.submit(run="echo up; until [ -e go ]; do sleep 0.1; done", setup="true", secrets={"S": "s"})
+    eventually(lambda: all(job.log(name) for name in LOGS), 30)
+    assert [left_in_tmp(bench, node) for node in bench.cluster.nodes] == [[], [], []]
+    (bench.directory / "go").touch()
+    outcome = job.wait()
+    assert outcome.code == 0, outcome.output
+    row.ended(outcome, bench)
+    row.saw("SUCCEEDED: nothing of ours is in /tmp while it runs", outcome.code)
+
+
+def test_a_full_tmp(bench: Bench, own_cluster: BootCluster, fault: Fault) -> None:
+    """TUM-DAML/seml#94, nf-core/scdownstream#58."""
+    row = fault("/tmp is full on the head and on a worker, and TMPDIR of the login node does not exist there")
+    bench = Bench(own_cluster(nodes=3, gpus=0), bench.directory)
+    for node in ("n1", "n2"):
+        give_private_tmp(bench, node, "64k")
+        bench.cluster.run(node, ["dd", "if=/dev/zero", "of=/tmp/fill", "bs=4k"], cwd="/", check=False)
+    bench.environ["TMPDIR"] = "/proc/nowhere"
+    outcome = bench.drive(run="echo here", setup="echo set up", secrets={"S": "s"})
+    assert outcome.code == 0 and all(outcome.log(name) == "here\n" for name in LOGS), outcome.output
+    row.ended(outcome, bench)
 
 
 def test_a_work_directory_that_one_node_lacks(bench: Bench, fault: Fault) -> None:

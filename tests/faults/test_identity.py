@@ -126,6 +126,31 @@ def test_addresses_of_another_subnet(bench: Bench, fault: Fault, nodes: int) -> 
     row.saw("SUCCEEDED; " + warnings[0].replace("gangrun: ", ""), 0)
 
 
+def test_addresses_that_only_the_head_has(bench: Bench, fault: Fault) -> None:
+    """skypilot-org/skypilot#10333: addresses noted when the cluster was made are not those that its nodes see."""
+    row = fault("the cluster's list holds addresses of another subnet, of which only the head has its own")
+    on_every_node(bench, "ip addr add 10.244.9.1/24 dev eth0", ["n1"])
+    foreign = tuple(f"10.244.9.{number}" for number in (1, 2, 3))
+    outcome = bench.drive(run=WHO, setup="true", cluster_ips=foreign)
+    check_ranks(outcome, bench.cluster.nodes, foreign)
+    warnings = [line for line in outcome.plain.splitlines() if "no address of this host is in the cluster's" in line]
+    assert len(warnings) == 2 * 2, outcome.output
+    row.ended(outcome, bench)
+    row.saw("SUCCEEDED; " + warnings[0].replace("gangrun: ", ""), 0)
+
+
+def test_names_of_another_network(bench: Bench, fault: Fault) -> None:
+    """skypilot-org/skypilot#8337: NodeAddr is a name of its own, and addresses were compared with names."""
+    row = fault("the cluster's list holds NodeAddr names, which resolve to addresses of another network")
+    on_every_node(bench, "ip addr add 10.66.0.NUMBER/24 dev eth0")
+    lines = [f"{ip} {node}" for node, ip in bench.cluster.addresses.items()]
+    lines += [f"10.66.0.{number} n{number}-mgmt" for number in (1, 2, 3)]
+    known_as(bench, "127.0.0.1 localhost\n" + "\n".join(lines) + "\n")
+    outcome = bench.drive(run=WHO, setup="true", cluster_ips=("n1-mgmt", "n2-mgmt", "n3-mgmt"))
+    check_ranks(outcome, bench.cluster.nodes, [f"10.66.0.{number}" for number in (1, 2, 3)])
+    row.ended(outcome, bench)
+
+
 def test_one_wrong_address(bench: Bench, fault: Fault) -> None:
     row = fault("one of the three addresses in the cluster's list is wrong")
     first, _, last = addresses(bench)

@@ -192,11 +192,13 @@ def test_the_disk_fills_under_the_drivers_records(bench: Bench, fault: Fault, er
     assert outcome.status["exit_code"] == 0 and len(lines_with(outcome.plain, "cannot ")) == 1, outcome.plain
 
 
-def test_nothing_of_the_end_can_be_recorded(bench: Bench, fault: Fault) -> None:
-    row = fault("EIO for status.json, events.jsonl and exit_code at the end")
+@pytest.mark.parametrize("error", ["EIO", "EDQUOT"])
+def test_nothing_of_the_end_can_be_recorded(bench: Bench, fault: Fault, error: str) -> None:
+    """qiita-spots/qiita#2965: over quota, and yet a success with missing data."""
+    row = fault(f"{error} for status.json, events.jsonl and exit_code at the end")
     mount = failing(bench, "n1")
     job = started(bench)
-    mount.fail("open|create|write|rename", r"(status\.json|events\.jsonl|exit_code)", "EIO")
+    mount.fail("open|create|write|rename", r"(status\.json|events\.jsonl|exit_code)", error)
     go_on(row, bench)
     outcome = job.wait()
     told = lines_with(outcome.plain, "cannot record how the job ended (SUCCEEDED)")
@@ -230,6 +232,77 @@ def test_the_home_is_not_shared(bench: Bench, fault: Fault) -> None:
     assert told, outcome.plain
     row.saw(told[-1].replace(str(home), "~"), outcome.code)
     row.check_nothing_left(bench, "sleep 4513")
+
+
+@pytest.mark.slow
+def test_no_driver_and_a_home_that_is_not_shared(bench: Bench, fault: Fault) -> None:
+    """skypilot-org/skypilot#8880, #8382: every rank waits for the others in a directory of its own."""
+    row = fault("the home is not shared: every node has its own; the step is started by hand")
+    home = bench.directory / "home"
+    home.mkdir()
+    for node in bench.cluster.nodes:
+        bench.cluster.run(node, ["mount", "-t", "tmpfs", "home", home], cwd="/")
+    row.injected()
+    outcome = bench.run_batch(bench.executor("echo here", f"--cluster-home-dir={home}"), timeout_s=120)
+    told = [line for line in lines_with(outcome.plain, str(home)) if "share" in line]
+    assert outcome.code == 0 and outcome.output.count("here") == 3 and told, outcome.plain
+    row.saw(told[-1].replace(str(home), "~"), outcome.code)
+
+
+@pytest.mark.slow
+def test_no_driver_and_a_node_that_sees_late(bench: Bench, fault: Fault) -> None:
+    """skypilot-org/skypilot#10321, pytorch/pytorch#69520: rank 0 takes the directory away while others still look."""
+    row = fault("caches of 10 s on the node of rank 2, no driver; the ranks end at different times")
+    lagging(bench, "n3", 10)
+    row.injected()
+    run = "case $SKYPILOT_NODE_RANK in 0) sleep 2;; 1) sleep 3;; esac; echo done"
+    outcome = bench.run_batch(bench.executor(run, f"--cluster-home-dir={bench.directory}"), timeout_s=120)
+    assert outcome.code == 0 and "gangrun: " not in outcome.plain, outcome.plain
+    assert all(outcome.log(name) == "done\n" for name in LOGS)
+    row.saw("exit code 0", outcome.code)
+    eventually(lambda: not list(bench.directory.glob(".gangrun/*")), 20, "the ranks' files are gone")
+
+
+def test_the_work_directory_is_removed_and_made_again(bench: Bench, fault: Fault) -> None:
+    """SIMEXP/psom#36, NVIDIA/pyxis#18: what the driver stands in is a stale directory."""
+    row = fault("the driver's work directory is removed and made again while its setup runs")
+    place = bench.directory / "work"
+    place.mkdir()
+    setup = f"echo up; until [ -e {bench.directory}/go ]; do sleep 0.1; done"
+    driver = bench.write(bench.job(run="pwd", setup=setup, num_nodes=3, workdir=str(place), log_dir="logs"))
+    job = Running(bench, bench.batch(f"cd work; exec {bench.python} {driver}"), "job")
+    eventually(lambda: (place / "logs" / "setup-worker2.log").exists(), 30)
+    shutil.rmtree(place)
+    place.mkdir()
+    go_on(row, bench)
+    ends_well(row, job)
+    assert (place / "logs" / LOGS[2]).read_text() == f"{place}\n"
+
+
+def test_the_driver_begins_in_a_directory_that_is_gone(bench: Bench, fault: Fault) -> None:
+    """SIMEXP/psom#36."""
+    row = fault("the directory that the driver begins in has been removed")
+    driver = bench.write(bench.job(run="pwd", num_nodes=3, workdir=str(bench.directory)))
+    outcome = bench.run_batch(f"mkdir gone; cd gone; rmdir ../gone; {bench.python} {driver}; echo code $?")
+    told = lines_with(outcome.plain, "could not start: srun: error: getcwd failed: No such file or directory")
+    assert "code 125" in outcome.plain and len(told) == 1 and "Traceback" not in outcome.plain, outcome.plain
+    row.saw(told[0].replace("gangrun: ", ""), 125)
+    row.check_nothing_left(bench)
+
+
+@pytest.mark.parametrize("error", ["ESTALE", "EACCES"])
+def test_the_work_directory_cannot_be_entered(bench: Bench, faulty: FaultyMount, fault: Fault, error: str) -> None:
+    """NVIDIA/pyxis#18."""
+    row = fault(f"{error} on the work directory on one node")
+    work = bench.directory / "work"
+    work.mkdir()
+    faulty.fail("getattr|opendir|access", "^/work", error)
+    row.injected()
+    outcome = bench.drive(run="touch started; sleep 4515", workdir=str(work))
+    assert (outcome.code, outcome.status["state"]) == (2, "FAILED_DRIVER"), outcome.output
+    assert f"rank 1 on worker1 could not run the script: work directory {work}: " in outcome.status["reason"]
+    row.ended(outcome, bench, "sleep 4515")
+    row.seen = row.seen.replace(str(bench.directory), "~")
 
 
 @pytest.mark.parametrize("node, whose", [("n1", "the driver's node"), ("n2", "a worker's node")])

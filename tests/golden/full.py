@@ -46,7 +46,7 @@ JOB = driver.Job(
         'SKYPILOT_INTERNAL_JOB_ID': '7',
     },
 )
-SRUN = ["srun", "--jobid=" + JOB.slurm_job_id]
+SRUN = ["srun", "--jobid=" + JOB.slurm_job_id, *driver.member_options()]
 GPUS = "--gpus-per-node=" + driver.gpu_request(JOB.slurm_job_id, 0)
 RUN_SRUN = [
     *SRUN,
