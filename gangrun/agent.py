@@ -42,6 +42,7 @@ SLURM_FOLDERS = (
 )
 # What a login environment says to Slurm's commands: the request is on the command line, and nothing else counts.
 FOREIGN = ("SBATCH_", "SLURM_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SALLOC_", "SRUN_", "PMI_", "PMIX_")
+SECONDS = {"SLURM_TIME_FORMAT": "%s"}  # of what Slurm prints; a job must not inherit it
 JOB_ID = re.compile(r"^(\d+)(?:;([\w.-]+))?$")
 SUBMITTED = re.compile(r"^Submitted batch job (\d+)(?: on cluster ([\w.-]+))?")
 # sbatch's words when nobody knows whether the job is queued (facebookincubator/submitit#1659, nextflow-io/nextflow#970)
@@ -157,11 +158,12 @@ def clean_environment() -> Dict[str, str]:
     }
     found = kept.get("PATH", os.defpath).split(os.pathsep)
     kept["PATH"] = os.pathsep.join(found + [folder for folder in SLURM_FOLDERS if folder not in found])
-    kept["SLURM_TIME_FORMAT"] = "%s"
     return kept
 
 
-def command(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
+def command(
+    argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S, variables: Dict[str, str] = SECONDS
+) -> Answer:
     """Run a command in a process group of its own; a controller that is away makes Slurm's hang."""
     try:
         process = subprocess.Popen(
@@ -169,7 +171,7 @@ def command(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Answer
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=clean_environment(),
+            env=dict(clean_environment(), **variables),
             preexec_fn=os.setpgrp,
         )
     except OSError as error:
@@ -289,7 +291,7 @@ def op_submit(
     home = home_of(root)
     directory = run_path(home, run)
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    with locked(os.path.join(directory, LOCK)):
+    with locked(os.path.join(directory, LOCK)), removed_if_refused(directory):
         known = known_job(directory)
         if known is None and os.path.exists(os.path.join(directory, SUBMITTING)):
             known = adopt(directory, run, cluster)
@@ -309,6 +311,17 @@ def locked(path: str) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def removed_if_refused(directory: str) -> Iterator[None]:
+    """Nothing stays of a run that will never be, least of all secrets; a job that turns up late finds no driver."""
+    try:
+        yield
+    except Refused as error:
+        if UNKNOWN not in str(error):
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 def known_job(directory: str) -> Optional[Job]:
@@ -382,7 +395,7 @@ def submit(directory: str, run: str, sbatch: List[str], cluster: Optional[str]) 
     write_private(os.path.join(directory, SUBMITTING), b"%d\n" % os.getpid())
     words = ""
     for _ in range(TRIES):
-        answer = command(["sbatch", "--parsable", *sbatch], SBATCH_TIMEOUT_S)
+        answer = command(["sbatch", "--parsable", *sbatch], SBATCH_TIMEOUT_S, {})
         job = parse_job_id(answer["stdout"]) if answer["rc"] == 0 else None
         if job:
             keep(directory, job)
@@ -422,9 +435,15 @@ def account(cluster: str, sacct: List[str], ids: List[str]) -> List[Answer]:
     """In pieces that any sacct takes; one id at a time where a site's wrapper refuses lists (BSC-ES/autosubmit#657)."""
     parts = [ids[begin : begin + MOST_IDS] for begin in range(0, len(ids), MOST_IDS)]
     answers = [command(["sacct", *of_cluster(cluster), *sacct, "--jobs=" + ",".join(part)]) for part in parts]
-    if answers[0]["rc"] != 0 and 1 < len(ids) <= MOST_SINGLE_QUERIES and "isabled" not in answers[0]["stderr"]:
+    if 1 < len(ids) <= MOST_SINGLE_QUERIES and makes_no_sense(answers[0]):
         return [command(["sacct", *of_cluster(cluster), *sacct, "--jobs=" + one]) for one in ids]
     return answers
+
+
+def makes_no_sense(answer: Answer) -> bool:
+    """A refusal, or a text without any job; not: accounting is disabled."""
+    is_help = bool(answer["stdout"].strip()) and not FIRST_NUMBER.search(answer["stdout"])
+    return is_help or (answer["rc"] != 0 and "isabled" not in answer["stderr"])
 
 
 def gather(home: str, run: Dict[str, Any], answer: Answer) -> None:
@@ -432,7 +451,7 @@ def gather(home: str, run: Dict[str, Any], answer: Answer) -> None:
     directory = run_path(home, name)
     job = run["job"]
     if job is None:
-        found = known_job(directory)
+        found = known_job(directory) or started_job(home, name)
         answer["jobs"][name] = found
         answer["submitting"][name] = is_locked(os.path.join(directory, LOCK))
         job = found[0] if found else None
@@ -440,6 +459,12 @@ def gather(home: str, run: Dict[str, Any], answer: Answer) -> None:
         answer["cancelled"].append(name)
     if job is not None:
         answer["records"][name] = read_text(status_path(home, job, name))
+
+
+def started_job(home: str, run: str) -> Optional[Job]:
+    """The job of a run whose submission nobody lived to note, by what its driver left."""
+    found = glob.glob(os.path.join(glob.escape(home), "[0-9]*", run))
+    return (os.path.basename(os.path.dirname(found[0])), None) if found else None
 
 
 def is_locked(path: str) -> bool:
@@ -548,7 +573,8 @@ CANCEL = {"soft": ["--batch", "--signal=TERM"], "hard": [], "kill": ["--full", "
 
 
 def op_commands(commands: Dict[str, List[str]], limit_s: float) -> Answer:
-    return {name: command(argv, limit_s) for name, argv in commands.items()}
+    """What Slurm's commands say to people: with dates."""
+    return {name: command(argv, limit_s, {}) for name, argv in commands.items()}
 
 
 # --- what lies here

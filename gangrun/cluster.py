@@ -92,22 +92,34 @@ class Cluster:
         run, root = intent.plan.run, intent.request.workdir.value
         self.records.add(launch.record_of(task, run, self.name, root, intent.plan.meta), force)
         try:
-            self._send(intent, root, say)
-        except Unreachable as error:
-            words = f"it is not known whether run {run} was submitted; `gangrun queue` finds out"
-            raise Unreachable(f"{error}; {words}") from error
+            self._upload(intent, root, say)
         except BaseException:
             self.records.forget(run)
             raise
+        self._submit(intent, root, say)
         return Job(self, run)
 
-    def _send(self, intent: Intent, root: str, say: Callable[[str], None]) -> None:
+    def _upload(self, intent: Intent, root: str, say: Callable[[str], None]) -> None:
         taken = intent.snapshot
         if taken and not intent.has_snapshot:
             say(f"uploading {taken.files} files, {taken.size / 1e6:.1f} MB, as snapshot {taken.digest[:12]}")
             launch.upload(self.host, root, taken)
-        job, cluster = launch.submit(self.host, root, intent.plan, say)
-        self.records.change(intent.plan.run, job=job, cluster=cluster, state=protocol.PENDING)
+
+    def _submit(self, intent: Intent, root: str, say: Callable[[str], None]) -> None:
+        """The run is forgotten only where the host said no: in all other cases its job may be in the queue."""
+        run = intent.plan.run
+        words = f"it is not known whether run {run} was submitted; `gangrun queue` finds out"
+        try:
+            job, cluster = launch.submit(self.host, root, intent.plan, say)
+        except (Unreachable, LoginNeeded) as error:
+            raise type(error)(f"{error}; {words}") from error
+        except RemoteError:
+            self.records.forget(run)
+            raise
+        except KeyboardInterrupt:
+            say(words)
+            raise
+        self.records.change(run, job=job, cluster=cluster, state=protocol.PENDING)
 
     def _snapshot(self, task: Task, dirty: bool, say: Callable[[str], None]) -> snapshot.Snapshot | None:
         if task.workdir is None:
@@ -140,6 +152,8 @@ class Cluster:
         with contextlib.suppress(Timeout), FileLock(str(self._lock_path()), timeout=POLL_LOCK_TIMEOUT_S):
             before = self.records.poll_of(self.name)
             if abs(time.time() - before.polled) < least_s:
+                if before.error:
+                    raise Unreachable(before.error)
                 return
             self._poll(before)
 
@@ -347,6 +361,12 @@ class Seen(NamedTuple):
             now=self.now,
         )
 
+    def job_of(self, run: Run) -> tuple[str | None, str | None]:
+        """The job of a run whose launch was interrupted: as the host noted it, or by its name in the queue."""
+        noted: tuple[str, str | None] | None = self.answer["jobs"].get(run.run)
+        queued = [job for job, rows in self.rows.items() if any(row.name == run.run for row in rows)]
+        return noted or ((min(queued, key=int), run.cluster) if queued else (None, None))
+
     def has_answered(self, cluster: str | None) -> bool:
         queue = self.answer["squeue"].get(cluster or "")
         return queue is not None and queue["rc"] == 0
@@ -354,7 +374,7 @@ class Seen(NamedTuple):
 
 def _news(run: Run, seen: Seen) -> dict[str, Any]:
     """What one answer says about one run, as fields to change."""
-    job, cluster = (run.job, run.cluster) if run.job else (seen.answer["jobs"].get(run.run) or (None, None))
+    job, cluster = (run.job, run.cluster) if run.job else seen.job_of(run)
     if job is None:
         return _never_submitted(run, seen)
     evidence = seen.evidence(run, job, cluster)

@@ -68,6 +68,7 @@ class Reader:
         if answer["is_new"]:
             self._say(f"{self._name} was truncated or replaced; reading it from its start")
         self._inode, self._offset, self._record = answer["inode"], answer["offset"], answer["record"]
+        self._end_s = END_FIRST_S if answer["data"] else self._end_s
         return base64.b64decode(answer["data"])
 
     def _ask(self, wait_s: float) -> Any:
@@ -90,12 +91,8 @@ class Reader:
                 retry_s = min(retry_s * 2, RETRY_LONGEST_S)
 
     def _patience_s(self, wait_s: float) -> float:
-        if not self._says_over():
-            self._end_s = END_FIRST_S
-            return wait_s
-        if not self._job.run.is_final:
-            self._end_s *= 1.5
-        return min(self._end_s, wait_s)
+        is_first = self._looked == 0.0  # a job that waits is told at once
+        return min(wait_s, self._end_s) if is_first or self._says_over() else wait_s
 
     def _says_over(self) -> bool:
         record = states.parse_record(self._record)
@@ -111,6 +108,7 @@ class Reader:
             return False
         if not self._job.run.is_final:  # the driver says so; Slurm may run it again
             self._refresh()
+            self._end_s *= 1.5
         self._empty_after_end += 1
         return self._job.run.is_final and self._empty_after_end >= SETTLED_LOOKS
 

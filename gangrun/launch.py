@@ -111,6 +111,7 @@ def _job(task: Task, run: str, place: Place, request: Request) -> Job:
         python=place.python,
         grace_s=request.grace_s.value,
         warn_signal=request.warn_signal.value,
+        requeue=request.requeue.value,
     )
 
 
@@ -118,7 +119,6 @@ def _extra(run: str, place: Place, request: Request) -> list[str]:
     """sbatch's options beyond the job's own; the user's come last, and where they name a thing we do not."""
     own = list(request.sbatch_args.value or ())
     options = ["--job-name=" + run, "--comment=gangrun:" + run, "--chdir=" + place.directory]
-    options += ["--requeue" if request.requeue.value else "--no-requeue"]
     for name in ("partition", "account", "qos", "constraint"):
         chosen = getattr(request, name).value
         options += [f"--{name}={chosen}"] if chosen else []
@@ -170,9 +170,11 @@ def submit(
             answer = host.call("submit", timeout_s=SUBMIT_TIMEOUT_S, **request)
             return answer["job"], answer["cluster"]
         except RemoteError as error:
-            is_open = isinstance(error, Unreachable) or agent.UNKNOWN in str(error)
-            if wait_s is None or not is_open:
+            is_unknown = agent.UNKNOWN in str(error)
+            if not (is_unknown or isinstance(error, Unreachable)):
                 raise
+            if wait_s is None:
+                raise Unreachable(str(error).replace(agent.UNKNOWN, "")) from error
             say(f"{error}; asking again in {wait_s:.0f} s (this cannot make a second job)")
             sleep(wait_s)
     raise AssertionError("unreachable")

@@ -119,7 +119,7 @@ class Host:
     def _no_answer(self, code: int | None, err: str, limit_s: float) -> NoReturn:
         if code is None:
             raise Unreachable(f"{self.name}: no answer within {limit_s:.0f} s")
-        raise RemoteError(f"{self.name}: the command ended with code {code} and without an answer: {_tail(err)}")
+        raise Unreachable(f"{self.name}: the command ended with code {code} and without an answer: {_tail(err)}")
 
 
 class SshHost(Host):
@@ -169,6 +169,8 @@ class SshHost(Host):
             return
         with FileLock(self._socket + ".lock", timeout=LOGIN_TIMEOUT_S):
             if not self._is_alive(self._socket):
+                with contextlib.suppress(OSError):  # a dead one in its place, and ssh goes on without sharing
+                    os.unlink(self._socket)
                 self._login()
 
     def _route(self) -> str:
