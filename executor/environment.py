@@ -46,7 +46,7 @@ def without_step(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_step_level(name: str) -> bool:
-    return name in STEP_NAMES or name.startswith(STEP_PREFIXES) or name == protocol.ENV_LOCAL_LAUNCHER
+    return name in STEP_NAMES or name.startswith(STEP_PREFIXES) or name in protocol.BETWEEN_DRIVERS
 
 
 def checked(values: Mapping[str, object], source: str) -> dict[str, str]:

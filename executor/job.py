@@ -54,7 +54,12 @@ def addresses_of_this_job() -> dict[str, str]:
     """The address of each of the allocation's nodes that has one here, other than loopback (Debian's 127.0.1.1)."""
     if not (os.environ.get(protocol.SLURM_JOB_NODELIST) or os.environ.get(protocol.ENV_MEMBER_NODES)):
         return {}
-    found = {host: address_of(host) for host in nodes_of_this_job()}
+    return addresses_of(nodes_of_this_job())
+
+
+def addresses_of(nodes: Sequence[str]) -> dict[str, str]:
+    """The address of each of these nodes that has one here, other than loopback."""
+    found = {host: address_of(host) for host in nodes}
     return {host: address for host, address in found.items() if address and is_usable(address)}
 
 

@@ -102,6 +102,11 @@ class JobDirectory:
             self._status["progress"] = found
             self._publish()
 
+    def tell_tasks(self, tasks: list[dict[str, Any]]) -> None:
+        """How the tasks of a group stand."""
+        self._status["tasks"] = tasks
+        self._publish()
+
     def note(self, event: str, **fields: Any) -> None:
         """One line in events.jsonl, the source of every report."""
         self._append([self._event(event, fields)])

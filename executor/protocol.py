@@ -24,6 +24,10 @@ SLURM_GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 SLURM_RESTART_COUNT = "SLURM_RESTART_COUNT"
 SLURM_DISTRIBUTION = "SLURM_DISTRIBUTION"
 SLURM_SRUN_COMM_PORT = "SLURM_SRUN_COMM_PORT"
+SLURM_JOB_ID_HET_GROUP = (
+    "SLURM_JOB_ID_HET_GROUP_%s"  # the job id of a component, https://slurm.schedmd.com/heterogeneous_jobs.html
+)
+SLURM_JOB_NODELIST_HET_GROUP = "SLURM_JOB_NODELIST_HET_GROUP_%s"
 SLURM_CONF = "SLURM_CONF"
 SLURMD_NODENAME = "SLURMD_NODENAME"
 
@@ -44,8 +48,20 @@ ENV_MEMBER_NODES = "GANGRUN_MEMBER_NODES"  # of a task of a group: its nodes, wi
 ENV_HET_GROUP = "GANGRUN_HET_GROUP"  # of a task of a group: its component of a heterogeneous job
 ENV_MEMBER_ENV = "GANGRUN_MEMBER_ENV"  # of a task of a group: what its scripts find, in JSON
 ENV_GROUP_DRIVER = "GANGRUN_GROUP_DRIVER"  # the pid of the group's driver, with which a task's driver ends
+ENV_HOSTS_FILE = "GANGRUN_HOSTS_FILE"  # of a task of a group: the names of its peers
+ENV_HOSTS_MEANS = "GANGRUN_HOSTS_MEANS"
+ENV_ADDRESS_PREFIX = "GANGRUN_ADDR_"  # the address of a task's first node; the task's name in capitals follows
 ENV_GROUP_NAME = "SKYPILOT_JOBGROUP_NAME"
-ENV_LOCAL_LAUNCHER = "GANGRUN_LOCAL_LAUNCHER"  # its pid; the script does not see it
+ENV_LOCAL_LAUNCHER = "GANGRUN_LOCAL_LAUNCHER"  # its pid
+BETWEEN_DRIVERS = (  # no script sees these
+    ENV_MEMBER_NODES,
+    ENV_HET_GROUP,
+    ENV_MEMBER_ENV,
+    ENV_GROUP_DRIVER,
+    ENV_HOSTS_FILE,
+    ENV_HOSTS_MEANS,
+    ENV_LOCAL_LAUNCHER,
+)
 
 # --- Exit codes of ours. 125 and 2 follow env(1), timeout(1) and most command lines.
 EXIT_USAGE = 2
@@ -182,6 +198,11 @@ def job_directory(cluster_home: str, slurm_job_id: str, name: str) -> str:
 def member_job_id(group_id: str, task: str) -> str:
     """The id of a task of a group, as its driver knows it."""
     return f"{group_id}.{task}"
+
+
+def address_variable(task: str) -> str:
+    """`replay-buffer` -> GANGRUN_ADDR_REPLAY_BUFFER."""
+    return ENV_ADDRESS_PREFIX + task.upper().replace("-", "_").replace(".", "_")
 
 
 def member_driver_name(task: str) -> str:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from executor import protocol
 
 COMMAND_TIMEOUT_S = 10.0
+TIME_FORMAT = "SLURM_TIME_FORMAT"  # a user's taste in dates; what we read is Slurm's own
 OVER_WORDS = ("Invalid job id specified", "already completing or completed", "has expired")  # 22.05 and 24.11
 CONFIGURATION_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
 PROCTRACK = re.compile(r"^\s*ProctrackType\s*=\s*(?:proctrack/)?(\w+)", re.IGNORECASE | re.MULTILINE)
@@ -36,6 +37,7 @@ def _run(argv: list[str]) -> subprocess.CompletedProcess[str] | None:
             argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
+            env={name: value for name, value in os.environ.items() if name != TIME_FORMAT},
             timeout=COMMAND_TIMEOUT_S,
             check=False,
             errors="replace",
@@ -67,7 +69,7 @@ def gpu_request(slurm_job_id: str, count: int) -> str:
     """
     if count == 0:
         return "0"
-    found = TYPED_GPU.search(output_of(["scontrol", "show", "job", slurm_job_id]) or "")
+    found = TYPED_GPU.search(output_of(["scontrol", "show", "job", component(slurm_job_id)]) or "")
     return "%s:%d" % (found.group(1), count) if found else str(count)
 
 
@@ -103,14 +105,23 @@ def fate(slurm_job_id: str) -> Fate:
     return Fate(restarts is not None and int(restarts.group(1)) > attempt, PREEMPTED.search(text) is not None)
 
 
+def component(slurm_job_id: str) -> str:
+    """Slurm knows the steps of a component by the component's own id; its tasks see that of the whole (measured)."""
+    group = os.environ.get(protocol.ENV_HET_GROUP)
+    return os.environ.get(protocol.SLURM_JOB_ID_HET_GROUP % group, slurm_job_id) if group else slurm_job_id
+
+
 def steps_named(slurm_job_id: str, names: Sequence[str]) -> list[str]:
     """The running steps of a job that have one of these names."""
-    listing = output_of(["squeue", "--steps", "--noheader", "--jobs=" + slurm_job_id, "--format=%i %j"]) or ""
+    jobs = "--jobs=" + component(slurm_job_id)
+    listing = output_of(["squeue", "--steps", "--noheader", jobs, "--format=%i %j"]) or ""
     return [line.split()[0] for line in listing.splitlines() if line.split()[1:] and line.split()[1] in names]
 
 
 def scancel(step: str, signal_name: str | None = None) -> bool:
     """Signal or end one step; True if done, or if the step is over. Plain `scancel JOB.STEP` is an instant KILL."""
+    job, _, number = step.partition(".")
+    step = f"{component(job)}.{number}"
     done = _run(["scancel", *(["--signal=" + signal_name] if signal_name else []), step])
     return done is not None and (done.returncode == 0 or any(words in done.stderr for words in OVER_WORDS))
 

@@ -1,0 +1,379 @@
+"""The driver of a job group: one ordinary driver per task as a child, and what lies between the tasks.
+
+It runs on the head node, owns who starts when and who is told to end, and says what the whole is called. A task's ranks,
+grace, exit codes and records are its own driver's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from executor import protocol, slurm_commands
+from executor.group_life import Ended, Standing, is_over, verdict_of
+from executor.identity import expand_hosts
+from executor.job import Job, addresses_of, cluster_home, this_slurm_job
+from executor.launchdir import JobDirectory
+from executor.loop import Arrival, Loop
+from executor.output import Framer, Log, Stream, tell
+from executor.process import exit_code, reap, spawn
+from executor.protocol import GangrunError, UsageError
+from executor.verdict import Verdict
+
+__all__ = ["Group", "Task", "main", "this_slurm_job"]
+
+LOOK_S = 0.2
+READ_BYTES = 1 << 16
+KILL_MARGIN_S = 30.0  # a task's driver ends its own programs; it is killed itself only if it hangs
+
+
+class Task(NamedTuple):
+    """One task of a group, as the rendered driver states it. `component` is its place in a heterogeneous job."""
+
+    name: str
+    driver: str  # the file name of its driver, beside ours
+    num_nodes: int
+    is_primary: bool = True
+    grace_s: float = protocol.DEFAULT_GRACE_S  # from being told to end to being ended
+    component: int | None = None
+    after: Sequence[str] = ()
+    ready: dict[str, Any] | None = None
+    max_restarts: int = 0
+
+
+class Group(NamedTuple):
+    """The facts of one group."""
+
+    slurm_job_id: str
+    job_id: str
+    name: str
+    directory: str
+    tasks: Sequence[Task]
+    cluster_home: str | None = None
+    stops_on_primary_failure: bool = True
+    is_parallel: bool = True
+    is_shared: bool = False
+    inter_connection: bool | None = None
+    python: str | None = None
+
+
+class Member:
+    """A task at work: its driver's process, what it prints, and how it stands."""
+
+    def __init__(self, task: Task, nodes: Sequence[str]) -> None:
+        self.task, self.nodes = task, list(nodes)
+        self.pid: int | None = None
+        self.code: int | None = None
+        self.restarts = 0
+        self.is_told = False  # to end
+        self.is_ready = False
+        self.record: dict[str, Any] = {}
+        self.ended: float | None = None
+        self.framer = Framer(b"[%s] " % task.name.encode())
+
+    @property
+    def is_running(self) -> bool:
+        return self.pid is not None
+
+    @property
+    def state(self) -> str:
+        state = str(self.record.get("state") or protocol.PENDING)
+        if self.code is not None and state not in protocol.TERMINAL_STATES:
+            return protocol.FAILED_DRIVER
+        return state
+
+    @property
+    def has_ended(self) -> bool:
+        return self.code is not None
+
+    def standing(self) -> Standing:
+        ended = Ended(self.state, self.code or 0, self.ended or 0.0, str(self.record.get("reason") or ""))
+        return Standing(self.task.name, self.task.is_primary, ended if self.has_ended else None)
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "name": self.task.name, "is_primary": self.task.is_primary, "state": self.state, "exit_code": self.code,
+            "reason": self.record.get("reason") or "", "nodes": self.nodes, "restarts": self.restarts,
+            "started": self.record.get("started"), "ended": self.ended, "progress": self.record.get("progress"),
+        }  # fmt: skip
+
+
+class GroupDriver:
+    """Owns the loop, the tasks and their state."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._loop = Loop(self._on_signal)
+        nodes = Placement(group)
+        self._members = [Member(task, nodes.of(task)) for task in group.tasks]
+        everyone = sorted({node for member in self._members for node in member.nodes})
+        self._home = cluster_home(_as_job(group, everyone))
+        path = protocol.job_directory(self._home, group.slurm_job_id, group.job_id)
+        self._directory = JobDirectory(path, _as_job(group, everyone))
+        self._addresses = addresses_of(everyone)
+        self._logs: dict[str, Log] = {}
+        self._stream = Stream()
+        self._cancelled_by: int | None = None
+        self._is_ending = False
+        self._told: object = None
+
+    def run(self) -> int:
+        """Until the group is over; returns its exit code."""
+        self._loop.take_signals()
+        try:
+            self._launch = self._directory.new_attempt(lambda: None)
+            self._write_hosts()
+        except OSError as error:
+            self._directory.clean()
+            words = f"cannot write the group's directory {self._directory.path}: {error.strerror}"
+            raise GangrunError(words) from error
+        self._directory.enter(protocol.PENDING)
+        try:
+            self._look()
+            self._directory.enter(protocol.RUNNING)
+            self._loop.every(LOOK_S, LOOK_S, self._look)
+            self._loop.run()
+            return self._finish()
+        finally:
+            for member in self._members:
+                self._kill(member)
+            self._directory.clean()
+
+    # --- who starts, who ends
+
+    def _look(self) -> None:
+        for member in self._members:
+            self._read_record(member)
+            if not self._is_ending and not member.is_running and not member.has_ended and self._may_start(member):
+                self._start(member)
+        standings = [member.standing() for member in self._members]
+        if not self._is_ending and is_over(standings, self._group.stops_on_primary_failure):
+            self._end_all()
+        if self._is_ending and not any(member.is_running for member in self._members):
+            self._loop.stop()
+        self._publish()
+
+    def _may_start(self, member: Member) -> bool:
+        if not self._group.is_parallel:
+            before = self._members[: self._members.index(member)]
+            return all(one.has_ended and one.state == protocol.SUCCEEDED for one in before)
+        return all(self._is_ready(self._member(name)) for name in member.task.after)
+
+    def _member(self, name: str) -> Member:
+        return next(member for member in self._members if member.task.name == name)
+
+    def _is_ready(self, member: Member) -> bool:
+        member.is_ready = member.is_ready or member.state == protocol.RUNNING
+        return member.is_ready
+
+    def _start(self, member: Member) -> None:
+        group, task = self._group, member.task
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        driver = os.path.join(group.directory, task.driver)
+        argv = [group.python or sys.executable, "-I", "-X", "utf8", driver]
+        try:
+            member.pid = spawn(argv, self._environ(member), stdout=write_end, stderr=write_end)
+        finally:
+            os.close(write_end)
+        self._loop.watch(read_end, lambda: self._on_output(member, read_end))
+        self._directory.note("task_started", task=task.name, nodes=member.nodes, restarts=member.restarts)
+
+    def _environ(self, member: Member) -> dict[str, str]:
+        own = {
+            protocol.ENV_MEMBER_NODES: ",".join(member.nodes),
+            protocol.ENV_MEMBER_ENV: json.dumps(self._for_scripts()),
+            protocol.ENV_GROUP_DRIVER: str(os.getpid()),
+        }
+        if member.task.component is not None:
+            own[protocol.ENV_HET_GROUP] = str(member.task.component)
+        return {**os.environ, **own}
+
+    def _for_scripts(self) -> dict[str, str]:
+        heads = {member.task.name: self._addresses.get(member.nodes[0], member.nodes[0]) for member in self._members}
+        addresses = {protocol.address_variable(name): address for name, address in heads.items()}
+        return {protocol.ENV_GROUP_NAME: self._group.name, **addresses}
+
+    def _end_all(self) -> None:
+        """Everybody is told at once; each has its own time."""
+        self._is_ending = True
+        for member in self._members:
+            self._tell_to_end(member)
+
+    def _tell_to_end(self, member: Member) -> None:
+        if member.pid is None or member.is_told:
+            return
+        member.is_told = True
+        os.kill(member.pid, signal.SIGTERM)
+        self._loop.after(member.task.grace_s + KILL_MARGIN_S, lambda: self._kill(member))
+
+    def _kill(self, member: Member) -> None:
+        if member.pid is not None:
+            os.kill(member.pid, signal.SIGKILL)
+
+    # --- what happens
+
+    def _on_signal(self, arrival: Arrival) -> None:
+        if arrival.number == signal.SIGCHLD:
+            for pid, status in reap():
+                self._on_end(pid, exit_code(status))
+        elif arrival.number in (signal.SIGUSR1, signal.SIGUSR2):
+            for member in self._members:
+                if member.pid is not None:
+                    os.kill(member.pid, arrival.number)
+        elif arrival.number != signal.SIGCONT and self._cancelled_by is None:
+            self._cancelled_by = arrival.number
+            self._directory.note("cancel", signal=arrival.number)
+            self._end_all()
+
+    def _on_end(self, pid: int, code: int) -> None:
+        member = next((one for one in self._members if one.pid == pid), None)
+        if member is None:
+            return
+        self._read_record(member)
+        member.pid, member.code = None, code
+        member.ended = float(member.record.get("ended") or time.time())
+        self._directory.note("task_ended", task=member.task.name, state=member.state, exit_code=code)
+        if not self._is_ending and self._may_restart(member):
+            self._restart(member)
+        elif member.state != protocol.SUCCEEDED and not member.is_told:
+            tell(1, f"gangrun: task {member.task.name} is {member.state}, {protocol.describe_code(code)}\n")
+        self._look()
+
+    def _may_restart(self, member: Member) -> bool:
+        return member.state != protocol.SUCCEEDED and member.restarts < member.task.max_restarts
+
+    def _restart(self, member: Member) -> None:
+        words = (member.task.name, member.state, protocol.describe_code(member.code or 0))
+        tell(1, "gangrun: task %s is %s, %s; starting it again\n" % words)
+        member.restarts += 1
+        member.code, member.ended, member.record = None, None, {}
+        self._start(member)
+
+    def _on_output(self, member: Member, fd: int) -> None:
+        try:
+            chunk = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._loop.forget(fd)
+            os.close(fd)
+        else:
+            self._log(member).write(chunk)
+        self._stream.write(member.framer.feed(chunk) if chunk else member.framer.flush())
+
+    def _log(self, member: Member) -> Log:
+        name = member.task.name
+        if name not in self._logs:
+            path = os.path.join(self._group.directory, protocol.TASKS_NAME, name + ".out")
+            self._logs[name] = Log(path, lambda text: tell(2, f"gangrun: {text}\n"))
+            self._logs[name].begin(os.environ.get(protocol.SLURM_RESTART_COUNT) or "0")
+        return self._logs[name]
+
+    # --- what is known and told
+
+    def _read_record(self, member: Member) -> None:
+        if not member.is_running:
+            return
+        name = protocol.member_job_id(self._group.job_id, member.task.name)
+        path = protocol.job_directory(self._home, self._group.slurm_job_id, name)
+        try:
+            with open(os.path.join(path, protocol.STATUS_NAME), encoding="utf-8") as file:
+                record = json.load(file)
+        except (OSError, ValueError):
+            return
+        if record.get("driver", {}).get("pid") == member.pid:
+            member.record = record
+
+    def _publish(self) -> None:
+        reports = [member.report() for member in self._members]
+        if reports != self._told:
+            self._told = reports
+            self._directory.tell_tasks(reports)
+
+    def _write_hosts(self) -> None:
+        """`<task>-<index>.<group>` for every node of every task."""
+        lines = [
+            f"{self._addresses[node]} {member.task.name}-{index}.{self._group.name}\n"
+            for member in self._members
+            for index, node in enumerate(member.nodes)
+            if node in self._addresses
+        ]
+        with open(os.path.join(self._launch.directory, "hosts"), "w", encoding="utf-8") as file:
+            file.writelines(lines)
+
+    def _finish(self) -> int:
+        standings = [member.standing() for member in self._members]
+        verdict = verdict_of(standings, self._cancelled_by is not None, self._cancelled_by or signal.SIGTERM)
+        if verdict.state == protocol.CANCELLED and slurm_commands.fate(self._group.slurm_job_id).is_requeued:
+            verdict = Verdict(protocol.PENDING, verdict.exit_code, [], None, "Slurm runs the job again")
+        self._publish()
+        self._directory.end(verdict, [])
+        tell(1, self._summary(verdict))
+        return verdict.exit_code
+
+    def _summary(self, verdict: Verdict) -> str:
+        code = "" if verdict.exit_code == 0 else ", " + protocol.describe_code(verdict.exit_code)
+        lines = [f"gangrun: group {self._group.name} {verdict.state}{code} after {self._directory.age_s:.1f} s"]
+        lines += [f"gangrun: {verdict.reason}"] if verdict.reason else []
+        for member in self._members:
+            how = member.state if member.has_ended else "never started"
+            lines.append(f"gangrun:   {member.task.name}{_mark(member, self._members)}: {how}")
+        return "\n".join(lines) + "\n"
+
+
+def _mark(member: Member, members: Sequence[Member]) -> str:
+    return " [P]" if member.task.is_primary and not all(one.task.is_primary for one in members) else ""
+
+
+class Placement:
+    """The nodes of each task: its component's, or its part of the allocation, in the order of the file."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._all = expand_hosts(os.environ.get(protocol.SLURM_JOB_NODELIST, ""), protocol.SLURM_JOB_NODELIST)
+        self._used = 0
+
+    def of(self, task: Task) -> list[str]:
+        """Raises UsageError if there are not enough."""
+        own = self._component(task)
+        if own is None and (self._group.is_shared or not self._group.is_parallel):
+            own = self._all[: task.num_nodes]
+        elif own is None:
+            own = self._all[self._used : self._used + task.num_nodes]
+            self._used += task.num_nodes
+        if len(own) < task.num_nodes:
+            raise UsageError(f"task {task.name} needs {task.num_nodes} nodes, and {len(own)} are left for it")
+        return own
+
+    def _component(self, task: Task) -> list[str] | None:
+        name = protocol.SLURM_JOB_NODELIST_HET_GROUP % task.component
+        text = os.environ.get(name) if task.component is not None else None
+        return expand_hosts(text, name) if text else None
+
+
+def _as_job(group: Group, nodes: Sequence[str]) -> Job:
+    """What a job directory wants to know of a job."""
+    return Job(
+        slurm_job_id=group.slurm_job_id,
+        job_id=group.job_id,
+        task_name=group.name,
+        num_nodes=len(nodes),
+        cluster_ips=nodes,
+        log_dir=os.path.join(group.directory, "logs"),
+        cluster_home=group.cluster_home,
+    )
+
+
+def main(group: Group) -> int:
+    """Run a group; every error ends in one line and an exit code."""
+    try:
+        return GroupDriver(group).run()
+    except GangrunError as error:
+        print(f"gangrun: {error}", file=sys.stderr)
+        return error.exit_code
