@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from codegen.archive import executor_archive
@@ -19,12 +20,7 @@ class Bundle(NamedTuple):
 
     def write(self, directory: str) -> str:
         """Write everything into `directory` (0700, made if missing; the files 0600); returns the driver's path."""
-        try:
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise SpecError(f"cannot write {directory}: {error.strerror}") from error
-        for name, content in self.files().items():
-            _write(os.path.join(directory, name), content)
+        write_files(directory, self.files())
         return os.path.join(directory, protocol.DRIVER_NAME)
 
     def files(self) -> dict[str, bytes]:
@@ -33,6 +29,16 @@ class Bundle(NamedTuple):
         files[protocol.ARCHIVE_NAME] = executor_archive()
         files[protocol.DRIVER_NAME] = self.driver.encode("utf-8", "surrogateescape")
         return files
+
+
+def write_files(directory: str, files: Mapping[str, bytes]) -> None:
+    """Into a directory that is made if missing (0700); the files 0600. Raises SpecError."""
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"cannot write {directory}: {error.strerror}") from error
+    for name, content in files.items():
+        _write(os.path.join(directory, name), content)
 
 
 def _write(path: str, content: bytes) -> None:

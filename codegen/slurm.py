@@ -112,10 +112,15 @@ def render_sbatch(job: Job, driver: str, output: str, extra: Sequence[str] = (),
     must exist when the job starts (sbatch(1), --output). `extra` are further sbatch options. Where a file `tombstone`
     exists when the job starts, the job was cancelled before, and ends.
     """
+    return render_batch(sbatch_options(job, output, extra), job.python, driver, tombstone)
+
+
+def render_batch(options: Sequence[str], python: str | None, driver: str, tombstone: str | None = None) -> str:
+    """A batch script with these options; `:` stands between the components of a heterogeneous job."""
     return render(
         "job.sbatch.j2",
-        options=[_directive(option) for option in sbatch_options(job, output, extra)],
-        python=job.python or "python3",
+        options=[_directive(option) for option in options],
+        python=python or "python3",
         driver=driver,
         tombstone=tombstone,
         exit_cancelled=protocol.EXIT_TERMINATED,
@@ -143,6 +148,8 @@ def sbatch_options(job: Job, output: str, extra: Sequence[str] = ()) -> list[str
 
 def _directive(option: str) -> str:
     """An option as a #SBATCH line carries it: one line, quoted where it holds blanks."""
+    if option == ":":
+        return "hetjob"
     if "\n" in option or '"' in option:
         raise SpecError(f"sbatch option {option!r}: a line break or a double quote cannot stand in a batch script")
     name, separator, value = option.partition("=")

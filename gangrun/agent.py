@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Sequ
 # each request: NAMES["home"], NAMES["status"], NAMES["conf"].
 RUNS, SNAPSHOTS = "runs", "snapshots"
 OUTPUT, META, TOMBSTONE, WORK, LOGS = "output", "meta.json", "cancelled", "work", "logs"
-JOB, SUBMITTING = "job", "submitting"
+JOB, SUBMITTING, TASKS = "job", "submitting", "tasks"
 LOCK = "submit.lock"
 NAMES = {}  # type: Dict[str, str]
 Answer = Dict[str, Any]
@@ -62,6 +62,7 @@ COMMAND_TIMEOUT_S = 20.0
 DAY_S = 86400
 MOST_IDS = 1000
 MOST_SINGLE_QUERIES = 20
+KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)  # of `scontrol show config`
 FIRST_NUMBER = re.compile(r"^\s*(\d+)", re.MULTILINE)
 UNKNOWN = "UNKNOWN: "  # begins a refusal after which the same request may be made again
 NEWEST_PYTHON = 14
@@ -161,9 +162,7 @@ def clean_environment() -> Dict[str, str]:
     return kept
 
 
-def command(
-    argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S, variables: Dict[str, str] = SECONDS
-) -> Answer:
+def command(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S, variables: Dict[str, str] = SECONDS) -> Answer:
     """Run a command in a process group of its own; a controller that is away makes Slurm's hang."""
     try:
         process = subprocess.Popen(
@@ -213,25 +212,27 @@ def parse_job_id(text: str) -> Optional[Job]:
 # --- requests
 
 
-def op_prepare(root: str, digest: Optional[str], commands: Dict[str, List[str]], python: Optional[str]) -> Answer:
-    """What a launch must know: where it goes, whether the snapshot is here and whole, what the cluster has."""
+def op_prepare(root: str, digests: List[str], commands: Dict[str, List[str]], python: Optional[str]) -> Answer:
+    """What a launch must know: where it goes, which snapshots are here and whole, what the cluster has."""
     home = home_of(root)
-    path = snapshot_path(home, digest) if digest else ""
-    has_snapshot = bool(digest) and sha256_of(path) == digest
-    if digest and not has_snapshot:
-        remove(path)
-    if has_snapshot:
-        os.utime(path, None)  # gc goes by age
     room = os.statvfs(home)
     return {
         "home": home,
-        "has_snapshot": has_snapshot,
+        "snapshots": [digest for digest in digests if is_whole(snapshot_path(home, digest), digest)],
         "python": interpreter(python),
         "free_bytes": room.f_bavail * room.f_frsize,
         "host": socket.gethostname(),
         "missing": [name for name in ("sbatch", "squeue", "scancel") if not which(name)],
         "answers": {name: command(argv) for name, argv in commands.items()},
     }
+
+
+def is_whole(path: str, digest: str) -> bool:
+    if sha256_of(path) != digest:
+        remove(path)
+        return False
+    os.utime(path, None)  # gc goes by age
+    return True
 
 
 def which(name: str) -> Optional[str]:
@@ -282,7 +283,7 @@ def op_submit(
     root: str,
     run: str,
     files: Dict[str, str],
-    digest: Optional[str],
+    trees: Dict[str, Optional[str]],
     prepare: List[str],
     sbatch: List[str],
     cluster: Optional[str],
@@ -296,7 +297,7 @@ def op_submit(
         if known is None and os.path.exists(os.path.join(directory, SUBMITTING)):
             known = adopt(directory, run, cluster)
         if known is None:
-            lay_out(home, directory, files, digest)
+            lay_out(home, directory, files, trees)
             command(prepare)  # the interpreter may be on the nodes only: then the files stay as they are
             known = submit(directory, run, sbatch, cluster)
     return {"job": known[0], "cluster": known[1], "directory": directory}
@@ -358,17 +359,18 @@ def keep(directory: str, job: Job) -> None:
     write_private(os.path.join(directory, JOB), text.encode() + b"\n")
 
 
-def lay_out(home: str, directory: str, files: Dict[str, str], digest: Optional[str]) -> None:
+def lay_out(home: str, directory: str, files: Dict[str, str], trees: Dict[str, Optional[str]]) -> None:
     for name, content in files.items():
         write_private(os.path.join(directory, name), zlib.decompress(base64.b64decode(content)))
     os.makedirs(os.path.join(directory, LOGS), mode=0o700, exist_ok=True)
-    work = os.path.join(directory, WORK)
-    if os.path.isdir(work):
-        return
-    if digest is None:
-        os.mkdir(work, 0o700)
-    else:
-        extract(snapshot_path(home, digest), digest, work)
+    for name, digest in trees.items():
+        work = os.path.join(directory, name)
+        if os.path.isdir(work):
+            continue
+        if digest is None:
+            os.mkdir(work, 0o700)
+        else:
+            extract(snapshot_path(home, digest), digest, work)
 
 
 def extract(archive: str, digest: str, work: str) -> None:
@@ -548,8 +550,11 @@ def last_lines(file: BinaryIO, count: int) -> int:
 
 def op_list_logs(root: str, run: str) -> Answer:
     directory = run_path(home_of(root), run)
-    names = sorted(os.listdir(os.path.join(directory, LOGS))) if os.path.isdir(os.path.join(directory, LOGS)) else []
-    sizes = {"logs/" + name: os.path.getsize(os.path.join(directory, "logs", name)) for name in names}
+    sizes = {}
+    for top in (LOGS, TASKS):
+        for folder, _, names in os.walk(os.path.join(directory, top)):
+            paths = [os.path.join(folder, name) for name in names]
+            sizes.update({os.path.relpath(path, directory): os.path.getsize(path) for path in paths})
     output = os.path.join(directory, OUTPUT)
     if os.path.exists(output):
         sizes[OUTPUT] = os.path.getsize(output)
@@ -557,7 +562,8 @@ def op_list_logs(root: str, run: str) -> Answer:
 
 
 def op_cancel(root: str, runs: List[Dict[str, Any]], how: str) -> Answer:
-    """Mark the runs first: a job that starts in spite of all sees the mark and leaves. `how`: soft, hard or kill."""
+    """Mark the runs first: a job that starts in spite of all sees the mark and leaves. `how`: a key of CANCEL, or
+    `force`, which leaves the driver alive to say how it ended."""
     home, answers = home_of(root), {}
     for run in runs:
         directory = run_path(home, run["run"])
@@ -565,11 +571,30 @@ def op_cancel(root: str, runs: List[Dict[str, Any]], how: str) -> Answer:
             write_private(os.path.join(directory, TOMBSTONE), b"%d\n" % int(time.time()))
         job = run["job"] or (known_job(directory) or (None, None))[0]
         if job:
-            answers[run["run"]] = command(["scancel", *of_cluster(run["cluster"]), *CANCEL[how], job])
+            answers[run["run"]] = end(run, job, how)
     return {"answers": answers}
 
 
+# Slurm kills a cancelled job's programs after the site's KillWait, the driver after the task's own grace; and the steps
+# of a job that Slurm itself ends cannot be signalled any more.
 CANCEL = {"soft": ["--batch", "--signal=TERM"], "hard": [], "kill": ["--full", "--signal=KILL"]}
+
+
+def end(run: Dict[str, Any], job: str, how: str) -> Answer:
+    where = of_cluster(run["cluster"])
+    if how in ("soft", "force") and not (run["has_driver"] and needs_driver(run["cluster"], run["grace_s"])):
+        how = "hard"
+    if how != "force":
+        return command(["scancel", *where, *CANCEL[how], job])
+    rows = command(["squeue", *where, "--steps", "--noheader", "--jobs=" + job, "--format=%i"])
+    steps = [step for step in rows["stdout"].split() if step.partition(".")[2].isdigit()]
+    return command(["scancel", *where, "--signal=KILL", *steps]) if steps else rows
+
+
+def needs_driver(cluster: Optional[str], grace_s: Optional[float]) -> bool:
+    """Whether Slurm's own way to end a job does not leave `grace_s` seconds; None is less than anybody's."""
+    said = KILL_WAIT.search(command(["scontrol", *of_cluster(cluster), "show", "config"])["stdout"])
+    return grace_s is None or said is None or grace_s > int(said.group(1))
 
 
 def op_commands(commands: Dict[str, List[str]], limit_s: float) -> Answer:
@@ -612,14 +637,11 @@ def op_sizes(root: str) -> Answer:
     return {"entries": found, "used": used_snapshots(home), "live": queued["stdout"].splitlines()}
 
 
-def used_snapshots(home: str) -> Dict[str, str]:
-    metas = ((run["run"], run["meta"]) for run in op_runs(os.path.dirname(home))["runs"])
+def used_snapshots(home: str) -> Dict[str, List[str]]:
     found = {}
-    for run, meta in metas:
-        with contextlib.suppress(ValueError, TypeError):
-            digest = json.loads(meta)["digest"]
-            if digest:
-                found[run] = digest
+    for run in op_runs(os.path.dirname(home))["runs"]:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            found[run["run"]] = list(json.loads(run["meta"])["digests"])
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from executor import protocol
 from gangrun.records import Run
@@ -16,6 +16,7 @@ SITE_KILL_WAIT_S = 30.0  # slurm.conf(5), KillWait, its default
 MARGIN_S = 20.0
 STUCK_S = 60.0
 LOOK_S = 1.0
+ASK_AGAIN_S = (2.0, 4.0, 8.0, 16.0, 30.0)
 
 
 def cancel(
@@ -27,8 +28,8 @@ def cancel(
 ) -> list[Run]:
     """The runs after the cancel, all ended unless Slurm itself could not do it. What has ended before stays as it is.
 
-    A job that needs longer than Slurm's KillWait to save its work gets TERM through its driver (`scancel --batch`); the
-    others get scancel. Then, after the grace, scancel; and a KILL to everything.
+    The driver is told, or Slurm, whoever leaves the programs their grace (agent.op_cancel). A `grace_s` shorter than
+    the task's ends with a KILL to the programs. What is left then gets scancel, and a KILL to everything.
     """
     open_jobs = [job for job in jobs if not job.status().is_final]
     steps = _steps(open_jobs, grace_s)
@@ -36,7 +37,7 @@ def cancel(
         open_jobs = [job for job in open_jobs if not job.run.is_final]
         if not open_jobs:
             break
-        _ask(open_jobs, how)
+        _ask(open_jobs, how, grace_s, say, sleep)
         _watch(open_jobs, patience_s, sleep, clock)
     for job in open_jobs:
         run = job.run
@@ -46,25 +47,55 @@ def cancel(
 
 
 def _steps(jobs: Sequence[Job], grace_s: float | None) -> list[tuple[str, float]]:
-    wished = max([_grace_s(job) if grace_s is None else grace_s for job in jobs], default=0.0)
-    soft = [("soft", wished + MARGIN_S)] if wished > SITE_KILL_WAIT_S else []
-    return [*soft, ("hard", max(wished, SITE_KILL_WAIT_S) + MARGIN_S), ("kill", STUCK_S)]
+    own_s = max(map(_grace_s, jobs), default=0.0)
+    soft = [("soft", own_s + MARGIN_S)]
+    if grace_s is not None and grace_s < own_s:
+        soft = [("soft", grace_s), ("force", MARGIN_S)]
+    return [*soft, ("hard", SITE_KILL_WAIT_S + MARGIN_S), ("kill", STUCK_S)]
 
 
 def _grace_s(job: Job) -> float:
     return float(job.run.meta.get("grace_s", protocol.DEFAULT_GRACE_S))
 
 
-def _ask(jobs: Sequence[Job], how: str) -> None:
-    by_place: dict[tuple[str, str, str], list[Job]] = {}
+def _ask(
+    jobs: Sequence[Job],
+    how: str,
+    grace_s: float | None,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None],
+) -> None:
+    """Until Slurm has heard it: a controller that is away for a while is not worth a KILL."""
+    for again_s in (*ASK_AGAIN_S, None):
+        refusals = _refusals(jobs, how, grace_s)
+        jobs = [job for job in jobs if job.run_id in refusals and not job.status().is_final]
+        if not jobs or again_s is None:
+            return
+        say(f"{jobs[0].run_id}: scancel says {refusals[jobs[0].run_id]}; asking again")
+        sleep(again_s)
+
+
+def _refusals(jobs: Sequence[Job], how: str, grace_s: float | None) -> dict[str, str]:
+    """What scancel said of the runs that it did not take, by run."""
+    by_place: dict[tuple[str, str], list[Job]] = {}
     for job in jobs:
         job.cluster.records.change(job.run_id, cancel_asked=True)
-        has_driver = job.run.state in (protocol.SETTING_UP, protocol.RUNNING)  # only scancel ends a job without one
-        way = "hard" if how == "soft" and not has_driver else how
-        by_place.setdefault((job.cluster.name, job.run.root, way), []).append(job)
-    for (_, root, way), group in by_place.items():
-        runs = [{"run": job.run_id, "job": job.run.job, "cluster": job.run.cluster} for job in group]
-        group[0].cluster.host.call("cancel", root=root, runs=runs, how=way)
+        by_place.setdefault((job.cluster.name, job.run.root), []).append(job)
+    found: dict[str, str] = {}
+    for (_, root), group in by_place.items():
+        runs = [_request(job, grace_s) for job in group]
+        answers = group[0].cluster.host.call("cancel", root=root, runs=runs, how=how)["answers"]
+        found.update({run: answer["stderr"].strip() for run, answer in answers.items() if answer["rc"]})
+    return found
+
+
+def _request(job: Job, grace_s: float | None) -> dict[str, Any]:
+    run, own_s = job.run, _grace_s(job)
+    return {
+        "run": run.run, "job": run.job, "cluster": run.cluster,
+        "has_driver": run.state in (protocol.SETTING_UP, protocol.RUNNING),
+        "grace_s": None if grace_s is not None and grace_s < own_s else own_s,
+    }  # fmt: skip
 
 
 def _watch(jobs: Sequence[Job], patience_s: float, sleep: Callable[[float], None], clock: Callable[[], float]) -> None:

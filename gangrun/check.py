@@ -37,7 +37,7 @@ def check(cluster: Cluster, deep: bool, say: Callable[[str], None]) -> list[Find
     """Everything a launch needs or gains from, in the order in which it is needed."""
     try:
         found = cluster.host.call(
-            "prepare", root=cluster.root, digest=None, commands=COMMANDS, python=cluster.host_settings.python
+            "prepare", root=cluster.root, digests=[], commands=COMMANDS, python=cluster.host_settings.python
         )
     except RemoteError as error:
         return [Finding("connection", False, str(error), is_needed=True)]

@@ -166,7 +166,7 @@ def logs(word: str, host: str | None, **how: Any) -> NoReturn:
 @some_jobs
 @host_option
 @click.option("--all", "every", is_flag=True, help="All runs in flight.")
-@click.option("--grace", metavar="DURATION", help="From asking to forcing (default: the task's).")
+@click.option("--grace", metavar="DURATION", help="From asking to forcing (default and most: the task's).")
 @json_option
 def cancel(words: tuple[str, ...], host: str | None, every: bool, grace: str | None, as_json: bool) -> NoReturn:
     """End jobs, softly first, and see that they have ended.

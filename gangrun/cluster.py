@@ -16,8 +16,9 @@ from filelock import FileLock, Timeout
 
 from codegen.spec import SpecError
 from executor import protocol
-from gangrun import launch, settings, snapshot, states
+from gangrun import group_plan, launch, settings, snapshot, states
 from gangrun.agent import OUTPUT
+from gangrun.group import Group
 from gangrun.records import SUBMITTING, Poll, Records, Run, state_directory
 from gangrun.remote import LOCAL, Host, LoginNeeded, RemoteError, Unreachable, open_host
 from gangrun.task import Task
@@ -33,12 +34,12 @@ POLL_LOCK_TIMEOUT_S = 120.0
 
 
 class Intent(NamedTuple):
-    """A launch before it is sent."""
+    """A launch before it is sent. `snapshots` are by work directory, `missing` those that the host lacks."""
 
     plan: launch.Plan
     request: settings.Request
-    snapshot: snapshot.Snapshot | None
-    has_snapshot: bool
+    snapshots: Mapping[str, snapshot.Snapshot]
+    missing: Sequence[snapshot.Snapshot]
 
 
 class Cluster:
@@ -61,20 +62,43 @@ class Cluster:
     # --- launching
 
     def plan(
-        self, task: Task, *, dirty: bool = False, say: Callable[[str], None] = lambda words: None, **flags: Any
+        self, work: Task | Group, *, dirty: bool = False, say: Callable[[str], None] = lambda words: None, **flags: Any
     ) -> Intent:
         """Everything that a launch would send, after one remote call. `flags`: see `settings.resolve`."""
-        request = settings.resolve(flags, task, self.name, self.settings)
-        taken = self._snapshot(task, dirty, say)
-        has_gpus = request.gpus.value is not None
-        found = launch.look(self.host, request.workdir.value, taken and taken.digest, request.python.value, has_gpus)
-        run = launch.new_run_id(task.name)
-        meta = launch.metadata(task, run, taken, request)
-        return Intent(launch.plan(task, run, found.place(run), request, meta), request, taken, found.has_snapshot)
+        tasks = [member.task for member in work.members] if isinstance(work, Group) else [work]
+        request, own = self._requests(work, flags)
+        snapshots = {path: self._snapshot(path, dirty, say) for path in _workdirs(tasks)}
+        found = launch.look(
+            self.host,
+            request.workdir.value,
+            sorted({taken.digest for taken in snapshots.values()}),
+            request.python.value,
+            any(one.gpus.value is not None for one in own),
+        )
+        run = launch.new_run_id(work.name)
+        place = found.place(run)
+        if isinstance(work, Group):
+            plan = group_plan.plan_group(work, run, place, request, own, snapshots)
+        else:
+            taken = next(iter(snapshots.values()), None)
+            plan = launch.plan(work, run, place, request, launch.metadata(work, run, taken, request))
+        by_digest = {taken.digest: taken for taken in snapshots.values()}
+        missing = [taken for digest, taken in by_digest.items() if digest not in found.snapshots]
+        return Intent(plan, request, snapshots, missing)
+
+    def _requests(
+        self, work: Task | Group, flags: Mapping[str, Any]
+    ) -> tuple[settings.Request, list[settings.Request]]:
+        """What is asked for the job as a whole, and for the nodes of each task."""
+        if isinstance(work, Group):
+            whole = group_plan.whole_request(flags, work, self.name, self.settings)
+            return whole, [group_plan.own_request(member, self.name, self.settings) for member in work.members]
+        request = settings.resolve(flags, work, self.name, self.settings)
+        return request, [request]
 
     def launch(
         self,
-        task: Task,
+        work: Task | Group,
         *,
         dirty: bool = False,
         force: bool = False,
@@ -85,25 +109,21 @@ class Cluster:
 
         Raises Busy if a run of this name is in flight and not `force`, SpecError for what cannot be, RemoteError.
         """
-        if not force and any(run.name == task.name for run in self.records.in_flight(self.name)):
+        if not force and any(run.name == work.name for run in self.records.in_flight(self.name)):
             self.refresh()
-            self.records.refuse_twin(self.name, task.name)
-        intent = self.plan(task, dirty=dirty, say=say, **flags)
+            self.records.refuse_twin(self.name, work.name)
+        intent = self.plan(work, dirty=dirty, say=say, **flags)
         run, root = intent.plan.run, intent.request.workdir.value
-        self.records.add(launch.record_of(task, run, self.name, root, intent.plan.meta), force)
+        self.records.add(launch.record_of(intent.plan, self.name, root), force)
         try:
-            self._upload(intent, root, say)
+            for taken in intent.missing:
+                say(f"uploading {taken.files} files, {taken.size / 1e6:.1f} MB, as snapshot {taken.digest[:12]}")
+                launch.upload(self.host, root, taken)
         except BaseException:
             self.records.forget(run)
             raise
         self._submit(intent, root, say)
         return Job(self, run)
-
-    def _upload(self, intent: Intent, root: str, say: Callable[[str], None]) -> None:
-        taken = intent.snapshot
-        if taken and not intent.has_snapshot:
-            say(f"uploading {taken.files} files, {taken.size / 1e6:.1f} MB, as snapshot {taken.digest[:12]}")
-            launch.upload(self.host, root, taken)
 
     def _submit(self, intent: Intent, root: str, say: Callable[[str], None]) -> None:
         """The run is forgotten only where the host said no: in all other cases its job may be in the queue."""
@@ -121,10 +141,8 @@ class Cluster:
             raise
         self.records.change(run, job=job, cluster=cluster, state=protocol.PENDING)
 
-    def _snapshot(self, task: Task, dirty: bool, say: Callable[[str], None]) -> snapshot.Snapshot | None:
-        if task.workdir is None:
-            return None
-        taken = snapshot.take(os.path.expanduser(task.workdir), str(state_directory() / "snapshots"), dirty=dirty)
+    def _snapshot(self, workdir: str, dirty: bool, say: Callable[[str], None]) -> snapshot.Snapshot:
+        taken = snapshot.take(os.path.expanduser(workdir), str(state_directory() / "snapshots"), dirty=dirty)
         for note in taken.notes:
             say(note)
         return taken
@@ -297,6 +315,10 @@ def refresh_all(jobs: Sequence[Job], say: Callable[[str], None], told: str = "")
     if told and not words:
         say("the host answers again")
     return words
+
+
+def _workdirs(tasks: Sequence[Task]) -> list[str]:
+    return list(dict.fromkeys(task.workdir for task in tasks if task.workdir is not None))
 
 
 def _this_machine(config: settings.Settings) -> str:

@@ -27,7 +27,7 @@ def collect(cluster: Cluster, older_than_s: float) -> list[Entry]:
     in_flight = {run.run for run in cluster.records.in_flight(cluster.name)} | set(found["live"])
     runs = [entry for entry in old if entry.kind == RUNS and entry.name not in in_flight]
     gone = {entry.name for entry in runs}
-    needed = {digest for run, digest in found["used"].items() if run not in gone}
+    needed = {digest for run, digests in found["used"].items() if run not in gone for digest in digests}
     snapshots = [entry for entry in old if entry.kind == SNAPSHOTS and entry.name.partition(".")[0] not in needed]
     return [*runs, *snapshots]
 

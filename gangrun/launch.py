@@ -16,8 +16,9 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from codegen import Bundle, Job, SpecError, recompile, render_driver, render_sbatch
-from codegen.slurm import sbatch_options
+from codegen import Bundle, Job, SpecError, recompile, render_driver
+from codegen.bundle import write_files
+from codegen.slurm import render_batch, sbatch_options
 from executor import protocol
 from gangrun import agent, requests
 from gangrun.records import Run
@@ -48,7 +49,7 @@ class Found(NamedTuple):
     """What the host said before anything was sent there."""
 
     home: str  # <work directory>/.gangrun
-    has_snapshot: bool
+    snapshots: Sequence[str]  # of those asked about
     python: str
     gres: Sequence[str]
 
@@ -62,16 +63,12 @@ class Plan(NamedTuple):
     """Everything of one launch, before it is sent: what --dry-run shows and `gangrun render` writes."""
 
     run: str
-    job: Job
-    driver: str
+    files: Mapping[str, bytes]  # of the run's directory
     script: str
     sbatch: Sequence[str]
     meta: Mapping[str, Any]
-
-    def files(self) -> dict[str, bytes]:
-        """The files of the run's directory."""
-        own = {SCRIPT_NAME: _bytes(self.script), agent.META: json.dumps(self.meta, indent=1).encode()}
-        return {**Bundle(self.job, self.driver).files(), **own}
+    trees: Mapping[str, str | None]  # the directories that scripts start in, with the snapshots they hold
+    python: str | None
 
 
 def new_run_id(name: str) -> str:
@@ -82,17 +79,30 @@ def new_run_id(name: str) -> str:
 
 def plan(task: Task, run: str, place: Place, request: Request, meta: Mapping[str, Any]) -> Plan:
     """Pure. Raises SpecError for what cannot be asked of this cluster."""
-    job = _job(task, run, place, request)
-    tombstone = os.path.join(place.directory, agent.TOMBSTONE)
-    driver_path = os.path.join(place.directory, protocol.DRIVER_NAME)
+    job = job_of(task, run, place, request)
     output = os.path.join(place.directory, agent.OUTPUT)
-    extra = _extra(run, place, request)
-    script = render_sbatch(job, driver_path, output, extra, tombstone)
-    options = [*sbatch_options(job, output, extra), os.path.join(place.directory, SCRIPT_NAME)]
-    return Plan(run, job, render_driver(job), script, options, meta)
+    options = sbatch_options(job, output, [*whole_options(run, place, request), *own_options(place, request)])
+    files = Bundle(job, render_driver(job)).files()
+    return planned(run, place, files, options, meta, {agent.WORK: next(iter(meta["digests"]), None)})
 
 
-def _job(task: Task, run: str, place: Place, request: Request) -> Job:
+def planned(
+    run: str,
+    place: Place,
+    files: Mapping[str, bytes],
+    options: Sequence[str],
+    meta: Mapping[str, Any],
+    trees: Mapping[str, str | None],
+) -> Plan:
+    """A plan from its drivers and sbatch's options."""
+    driver = os.path.join(place.directory, protocol.DRIVER_NAME)
+    script = render_batch(options, place.python, driver, os.path.join(place.directory, agent.TOMBSTONE))
+    own = {SCRIPT_NAME: _bytes(script), agent.META: json.dumps(meta, indent=1).encode()}
+    sbatch = [*options, os.path.join(place.directory, SCRIPT_NAME)]
+    return Plan(run, {**files, **own}, script, sbatch, meta, trees, place.python)
+
+
+def job_of(task: Task, run: str, place: Place, request: Request) -> Job:
     gpus = request.gpus.value
     count, kind = (gpus.count, gpus.kind) if gpus else (0, None)
     return Job(
@@ -115,26 +125,31 @@ def _job(task: Task, run: str, place: Place, request: Request) -> Job:
     )
 
 
-def _extra(run: str, place: Place, request: Request) -> list[str]:
-    """sbatch's options beyond the job's own; the user's come last, and where they name a thing we do not."""
-    own = list(request.sbatch_args.value or ())
+def whole_options(run: str, place: Place, request: Request) -> list[str]:
+    """What is asked of sbatch for the job as a whole; the user's own options come last."""
     options = ["--job-name=" + run, "--comment=gangrun:" + run, "--chdir=" + place.directory]
-    for name in ("partition", "account", "qos", "constraint"):
+    for name in ("partition", "account", "qos"):
         chosen = getattr(request, name).value
         options += [f"--{name}={chosen}"] if chosen else []
     if request.time.value:
         options.append("--time=" + requests.slurm_time(request.time.value))
+    return [*options, *(request.sbatch_args.value or ())]
+
+
+def own_options(place: Place, request: Request) -> list[str]:
+    """What is asked for the nodes of one task, where the user's own options do not name it."""
+    options = ["--constraint=" + request.constraint.value] if request.constraint.value else []
     if request.gpus.value and not request.twin("gpus"):
         options.append(requests.gres_option(request.gpus.value, place.gres))
     if request.memory_gb.value and not request.twin("memory_gb"):
         options.append("--mem=%dM" % round(request.memory_gb.value * 1024))
-    return [*options, *own]
+    return options
 
 
-def look(host: Host, root: str, digest: str | None, python: str | None, needs_gres: bool) -> Found:
+def look(host: Host, root: str, digests: Sequence[str], python: str | None, needs_gres: bool) -> Found:
     """The first remote call of a launch. Raises SpecError where the host lacks what a job needs."""
     commands = {"gres": list(NODE_GRES)} if needs_gres else {}
-    found = host.call("prepare", root=root, digest=digest, commands=commands, python=python)
+    found = host.call("prepare", root=root, digests=list(digests), commands=commands, python=python)
     if found["missing"]:
         raise SpecError(
             "{}: no {} there; is this a login node of a Slurm cluster?".format(host.name, ", ".join(found["missing"]))
@@ -146,9 +161,7 @@ def look(host: Host, root: str, digest: str | None, python: str | None, needs_gr
         )
     gres = found["answers"].get("gres", {"rc": 1, "stdout": ""})
     offered = gres["stdout"].split("\n") if gres["rc"] == 0 else []
-    return Found(
-        found["home"], found["has_snapshot"], found["python"], [line.strip() for line in offered if line.strip()]
-    )
+    return Found(found["home"], found["snapshots"], found["python"], [line.strip() for line in offered if line.strip()])
 
 
 def upload(host: Host, root: str, snapshot: Snapshot) -> None:
@@ -160,9 +173,9 @@ def submit(
     host: Host, root: str, plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
 ) -> tuple[str, str | None]:
     """The job's id and cluster. The same request is made again where its answer got lost: it submits once."""
-    files = {name: base64.b64encode(zlib.compress(content)).decode() for name, content in plan.files().items()}
+    files = {name: base64.b64encode(zlib.compress(content)).decode() for name, content in plan.files.items()}
     request: dict[str, Any] = {
-        "root": root, "run": plan.run, "files": files, "digest": plan.meta["digest"], "prepare": _renewal(plan),
+        "root": root, "run": plan.run, "files": files, "trees": dict(plan.trees), "prepare": _renewal(plan),
         "sbatch": list(plan.sbatch), "cluster": cluster_of(plan.sbatch),
     }  # fmt: skip
     for wait_s in (*RETRY_S, None):
@@ -183,7 +196,7 @@ def submit(
 def _renewal(plan: Plan) -> list[str]:
     """The archive holds code compiled by this machine's Python; where the nodes' is another, each start would pay."""
     archive = os.path.join(os.path.dirname(plan.sbatch[-1]), protocol.ARCHIVE_NAME)
-    return [plan.job.python or sys.executable, "-I", "-S", "-c", recompile.CODE, archive]
+    return [plan.python or sys.executable, "-I", "-S", "-c", recompile.CODE, archive]
 
 
 def cluster_of(options: Sequence[str]) -> str | None:
@@ -195,36 +208,49 @@ def cluster_of(options: Sequence[str]) -> str | None:
 def metadata(task: Task, run: str, snapshot: Snapshot | None, request: Request) -> dict[str, Any]:
     """What the run says of itself on the cluster. No values of variables: they may be secrets in all but name."""
     return {
-        "version": protocol.VERSION,
-        "run": run,
-        "name": task.name,
-        "num_nodes": task.num_nodes,
-        "submitted": round(time.time(), 3),
-        "by": f"{getpass.getuser()}@{socket.gethostname()}",
+        **identity(run, task.name, task.num_nodes, request),
         "envs": sorted(task.envs),
         "secrets": sorted(task.secrets),
+        "workdir": os.path.abspath(task.workdir) if task.workdir else None,
+        **origin([snapshot] if snapshot else []),
+    }
+
+
+def identity(run: str, name: str, num_nodes: int, request: Request) -> dict[str, Any]:
+    return {
+        "version": protocol.VERSION,
+        "run": run,
+        "name": name,
+        "num_nodes": num_nodes,
+        "submitted": round(time.time(), 3),
+        "by": f"{getpass.getuser()}@{socket.gethostname()}",
         "grace_s": request.grace_s.value,
         "request": {name: value for name, value, _ in request.explain()},
-        "workdir": os.path.abspath(task.workdir) if task.workdir else None,
-        "digest": snapshot.digest if snapshot else None,
-        "commit": snapshot.commit if snapshot else None,
-        "branch": snapshot.branch if snapshot else None,
-        "is_dirty": snapshot.is_dirty if snapshot else False,
-        "diff": snapshot.diff if snapshot else "",
+    }
+
+
+def origin(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+    """Which code it is. Of several trees the first says the commit."""
+    first = snapshots[0] if snapshots else None
+    return {
+        "digests": [snapshot.digest for snapshot in snapshots],
+        "commit": first.commit if first else None,
+        "branch": first.branch if first else None,
+        "is_dirty": any(snapshot.is_dirty for snapshot in snapshots),
+        "diff": "".join(snapshot.diff for snapshot in snapshots),
     }
 
 
 def write(plan: Plan, directory: str) -> None:
     """The files of a launch on this machine. Raises SpecError."""
-    Bundle(plan.job, plan.driver).write(directory)
+    write_files(directory, plan.files)
     os.makedirs(os.path.join(directory, agent.LOGS), exist_ok=True)
-    with open(os.path.join(directory, SCRIPT_NAME), "wb") as file:
-        file.write(_bytes(plan.script))
 
 
-def record_of(task: Task, run: str, host: str, root: str, meta: Mapping[str, Any]) -> Run:
-    kept = {key: value for key, value in meta.items() if key != "diff"}
-    return Run(run, task.name, host, root, num_nodes=task.num_nodes, submitted=meta["submitted"], meta=kept)
+def record_of(plan: Plan, host: str, root: str) -> Run:
+    kept = {key: value for key, value in plan.meta.items() if key != "diff"}
+    nodes, submitted = kept["num_nodes"], kept["submitted"]
+    return Run(plan.run, kept["name"], host, root, num_nodes=nodes, submitted=submitted, meta=kept)
 
 
 def _bytes(text: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,8 @@ from gangrun import requests
 
 KEYS = ("name", "num_nodes", "resources", "envs", "secrets", "workdir", "setup", "run", "slurm")
 SECONDS = ("time", "grace")
-RESOURCE_KEYS = ("cpus", "memory", "accelerators")
+RESOURCE_KEYS = ("cpus", "memory", "accelerators", "infra")
+INFRA = "slurm"  # SkyPilot's word for where a task runs
 ACCELERATORS = re.compile(r"([A-Za-z][\w.-]*)(?::(\d+))?")
 ACCELERATOR = re.compile(r"[A-Za-z][\w.-]*")
 RESERVED = ("CPU", "memory", "mem")
@@ -68,8 +69,14 @@ class Task:
     @classmethod
     def from_file(cls, path: str, overrides: Mapping[str, str] | None = None) -> Task:
         """Read a task file; `overrides` replace or add `envs`. Raises SpecError with file, line and key."""
-        mapping = read(path, "task")
-        mapping.allow(KEYS)
+        return cls.from_mapping(read(path, "task"), overrides)
+
+    @classmethod
+    def from_mapping(
+        cls, mapping: YamlMapping, overrides: Mapping[str, str] | None = None, others: Sequence[str] = ()
+    ) -> Task:
+        """What a task file or a document of a group says; `others` are keys that somebody else reads."""
+        mapping.allow((*KEYS, *others))
         nodes = mapping.get("num_nodes", int, "a whole number of 1 or more", 1)
         if nodes < 1:
             mapping.fail("num_nodes", "num_nodes=%d: use a whole number of 1 or more" % nodes)
@@ -83,8 +90,8 @@ class Task:
             workdir=mapping.get("workdir", str, "a directory"),
             setup=mapping.get("setup", str, "a bash script"),
             run=mapping.get("run", str, "a bash script"),
-            slurm=_slurm(mapping),
-            sources=_sources(mapping),
+            slurm=slurm_of(mapping),
+            sources=sources_of(mapping),
         )
 
 
@@ -100,6 +107,9 @@ def _resources(mapping: YamlMapping) -> Resources:
     if nested is None:
         return Resources()
     nested.allow(RESOURCE_KEYS)
+    infra = nested.get("infra", str, INFRA)
+    if infra not in (None, INFRA):
+        nested.fail("infra", f"infra={infra!r}: gangrun runs tasks on Slurm; use {INFRA}, or leave it out")
     counts: dict[str, float] = {"CPU": _amount(nested, "cpus", AMOUNT, "a number such as 4 or '4+'") or 1}
     counts.update(_accelerators(nested))
     try:
@@ -122,7 +132,8 @@ def _accelerators(nested: YamlMapping) -> Mapping[str, float]:
     return {match.group(1): int(match.group(2) or 1)}
 
 
-def _slurm(mapping: YamlMapping) -> Slurm:
+def slurm_of(mapping: YamlMapping) -> Slurm:
+    """Its `slurm` section. Raises SpecError with file, line and key."""
     nested = _nested(mapping, "slurm")
     if nested is None:
         return Slurm()
@@ -130,7 +141,8 @@ def _slurm(mapping: YamlMapping) -> Slurm:
     return Slurm(**requests.checked_values(nested, requests.CHECKS))
 
 
-def _sources(mapping: YamlMapping) -> Mapping[str, str]:
+def sources_of(mapping: YamlMapping) -> Mapping[str, str]:
+    """Where it asks for what: {"time": "task.yaml:4"}."""
     sections = [mapping.nested[key] for key in ("resources", "slurm") if key in mapping.nested]
     return {key: f"{mapping.path}:{line}" for section in sections for key, line in section.lines.items()}
 

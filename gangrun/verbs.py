@@ -20,6 +20,7 @@ from gangrun import show, states
 from gangrun.agent import LOGS, OUTPUT
 from gangrun.cli import assignments
 from gangrun.cluster import Cluster, Intent, Job, NotFound, as_they_end
+from gangrun.group import Group, is_group_file
 from gangrun.records import Records, Run
 from gangrun.remote import RemoteError
 from gangrun.requests import parse_duration
@@ -32,11 +33,11 @@ WATCH_S = 5.0
 def launch(
     path: str, host: str | None, as_json: bool, *, dry_run: bool, force: bool, detach: bool, dirty: bool, **how: Any
 ) -> int:
-    task, flags = _task(path, how)
+    work, flags = _work(path, how)
     cluster = Cluster(host)
     if dry_run:
-        return _show_intent(cluster.plan(task, dirty=dirty, say=say, **flags), as_json)
-    job = cluster.launch(task, dirty=dirty, force=force, say=say, **flags)
+        return _show_intent(cluster.plan(work, dirty=dirty, say=say, **flags), as_json)
+    job = cluster.launch(work, dirty=dirty, force=force, say=say, **flags)
     run = job.run
     if as_json:
         show.print_json(run.to_json())
@@ -48,16 +49,18 @@ def launch(
     return _follow(job, OUTPUT, None)
 
 
-def _task(path: str, how: dict[str, Any]) -> tuple[Task, dict[str, Any]]:
-    """The task as the flags change it, and the flags that are for the request."""
-    task = Task.from_file(path, assignments(how.pop("envs")))
-    name, secrets = how.pop("name"), how.pop("secrets")
-    if name is not None:
-        if not is_task_name(name):
-            raise SpecError(f"--name={name!r}: use 1 to 200 printable characters")
-        task = dataclasses.replace(task, name=name)
+def _work(path: str, how: dict[str, Any]) -> tuple[Task | Group, dict[str, Any]]:
+    """The task or group as the flags change it, and the flags that are for the request."""
+    envs, name, secrets = assignments(how.pop("envs")), how.pop("name"), how.pop("secrets")
     given = {secret: _secret(secret) for secret in secrets}
-    return dataclasses.replace(task, secrets={**task.secrets, **given}), how
+    if is_group_file(path):
+        group = Group.from_file(path, envs)
+        tasks = [dataclasses.replace(task, secrets={**task.secrets, **given}) for task in group.tasks]
+        return dataclasses.replace(group, tasks=tasks, name=group.name if name is None else name), how
+    task = Task.from_file(path, envs)
+    if name is not None and not is_task_name(name):
+        raise SpecError(f"--name={name!r}: use 1 to 200 printable characters")
+    return dataclasses.replace(task, name=name or task.name, secrets={**task.secrets, **given}), how
 
 
 def _secret(name: str) -> str:
@@ -76,8 +79,8 @@ def _show_intent(intent: Intent, as_json: bool) -> int:
         return 0
     show.table(("WHAT", "VALUE", "FROM"), rows)
     click.echo("\n" + shlex.join(["sbatch", *plan.sbatch]) + "\n\n" + plan.script)
-    if intent.snapshot:
-        taken, state = intent.snapshot, "on the host already" if intent.has_snapshot else "to be uploaded"
+    for taken in {one.digest: one for one in intent.snapshots.values()}.values():
+        state = "to be uploaded" if taken in intent.missing else "on the host already"
         click.echo(f"snapshot {taken.digest[:12]}: {taken.files} files, {show.size(taken.size)}, {state}")
     return 0
 
@@ -402,16 +405,19 @@ def render(path: str, output: str | None, *, dirty: bool, **how: Any) -> int:
     from gangrun import launch as launches
     from gangrun import settings
 
-    task, flags = _task(path, how)
+    work, flags = _work(path, how)
+    if isinstance(work, Group):
+        raise SpecError(f"{path}: is a group; `gangrun launch {path} --dry-run` shows what would be sent")
     config = settings.load(os.environ)
-    request = settings.resolve(flags, task, config.default_host, config)
-    run = launches.new_run_id(task.name)
+    request = settings.resolve(flags, work, config.default_host, config)
+    run = launches.new_run_id(work.name)
     directory = os.path.abspath(output or run)
-    workdir = os.path.abspath(os.path.expanduser(task.workdir or "."))
+    workdir = os.path.abspath(os.path.expanduser(work.workdir or "."))
     place = launches.Place(None, directory, workdir, request.python.value, ())
-    plan = launches.plan(task, run, place, request, launches.metadata(task, run, None, request))
+    plan = launches.plan(work, run, place, request, launches.metadata(work, run, None, request))
     if output is None:
-        click.echo(plan.driver + "\n# ---- the batch script\n\n" + plan.script, nl=False)
+        driver = plan.files[protocol.DRIVER_NAME].decode("utf-8", "surrogateescape")
+        click.echo(driver + "\n# ---- the batch script\n\n" + plan.script, nl=False)
         return 0
     launches.write(plan, directory)
     say(f"submit it with: sbatch {shlex.quote(os.path.join(directory, launches.SCRIPT_NAME))}")

@@ -89,7 +89,7 @@ class Laptop:
         self.home = home or Path(tempfile.mkdtemp(prefix="gangrun-laptop-", dir="/tmp"))
         self.sockets = self.home / "run"
         self.sockets.mkdir(mode=0o700, exist_ok=True)
-        self.env = {**self.login.environ(self.home), "XDG_RUNTIME_DIR": str(self.sockets)}
+        self.env = {**self.login.environ(self.home), "XDG_RUNTIME_DIR": str(self.sockets), "PYTHONPATH": str(CHECKOUT)}
         self._started: list[Typed] = []
         self._launched: list[Launched] = []
 
@@ -121,8 +121,7 @@ class Laptop:
 
     def python(self, code: str, *args: str, timeout_s: float = 60, **how: Any) -> Any:
         """A program that uses gangrun as a library; what it prints at last, as JSON."""
-        env = {"PYTHONPATH": str(CHECKOUT), **(how.pop("env", None) or {})}
-        typed = self.start("python", "-c", textwrap.dedent(code), *args, env=env, **how)
+        typed = self.start("python", "-c", textwrap.dedent(code), *args, **how)
         assert typed.wait(timeout_s) == 0, typed.err
         return json.loads(typed.out.strip().splitlines()[-1])
 

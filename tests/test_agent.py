@@ -48,7 +48,7 @@ def test_it_is_written_for_the_python_of_old_login_nodes() -> None:
 @pytest.mark.parametrize("python", OLD_PYTHONS or [pytest.param("", marks=pytest.mark.skip("no old Python here"))])
 def test_an_old_python_answers(python: str, tmp_path: Path) -> None:
     commands = {"hello": ["echo", "hello"], "slow": ["sleep", "0"], "none": ["/nonexistent"]}
-    found = Host(python).call("prepare", root=str(tmp_path), digest=None, commands=commands, python=None)
+    found = Host(python).call("prepare", root=str(tmp_path), digests=[], commands=commands, python=None)
     answers = {name: (answer["rc"], answer["stdout"]) for name, answer in found["answers"].items()}
     assert answers == {"hello": (0, "hello\n"), "slow": (0, ""), "none": (127, "")}
     path, digest = tree(tmp_path)
@@ -60,7 +60,7 @@ def test_an_old_python_answers(python: str, tmp_path: Path) -> None:
 
 def test_a_host_without_python_is_told_in_one_line() -> None:
     with pytest.raises(RemoteError, match="no python found .*name one with `python:`"):
-        Host("no-such-python").call("prepare", root="~", digest=None, commands={}, python=None)
+        Host("no-such-python").call("prepare", root="~", digests=[], commands={}, python=None)
 
 
 def test_a_call_ends_within_its_time(tmp_path: Path) -> None:
@@ -85,11 +85,11 @@ def test_an_upload_is_kept_only_if_it_is_whole(tmp_path: Path) -> None:
 def test_a_damaged_snapshot_counts_as_missing(tmp_path: Path) -> None:
     path, digest = tree(tmp_path)
     upload(tmp_path, path, digest)
-    prepare = {"root": str(tmp_path), "digest": digest, "commands": {}, "python": None}
-    assert HOST.call("prepare", **prepare)["has_snapshot"]
+    prepare = {"root": str(tmp_path), "digests": [digest], "commands": {}, "python": None}
+    assert HOST.call("prepare", **prepare)["snapshots"] == [digest]
     with (tmp_path / NAMES["home"] / agent.SNAPSHOTS / f"{digest}.tar").open("ab") as file:
         file.write(b"x")
-    assert not HOST.call("prepare", **prepare)["has_snapshot"]
+    assert HOST.call("prepare", **prepare)["snapshots"] == []
 
 
 @pytest.mark.parametrize(

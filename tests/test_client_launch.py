@@ -715,7 +715,7 @@ class TestSnapshots:
         said, _ = self.upload_lines(laptop, task)
         assert said == "", "another commit of an equal tree"
         meta = json.loads((laptop.run_directory(run) / "meta.json").read_text())
-        copy = laptop.remote_state / "snapshots" / f"{meta['digest']}.tar"
+        copy = laptop.remote_state / "snapshots" / f"{meta['digests'][0]}.tar"
         content = copy.read_bytes()
         copy.write_bytes(content[:600] + b"X" + content[601:])
         said, _ = self.upload_lines(laptop, task)

@@ -82,6 +82,10 @@ def test_memory_is_in_gigabytes(tmp_path: Path, text: str) -> None:
     assert task(tmp_path, "resources: {memory: %s}" % text).memory_gb == 32.0
 
 
+def test_a_task_for_skypilots_slurm_is_one_for_ours(tmp_path: Path) -> None:
+    assert task(tmp_path, "resources: {cpus: 2, infra: slurm}") == task(tmp_path, "resources: {cpus: 2}")
+
+
 def test_variables_given_with_the_command_win_and_add(tmp_path: Path) -> None:
     found = task(tmp_path, "envs:\n  A: file\n  B:\n", B="given", C="more")
     assert found.envs == {"A": "file", "B": "given", "C": "more"}
@@ -168,6 +172,10 @@ def test_where_a_task_was_read_makes_no_other_task(tmp_path: Path) -> None:
             "2: resources: at most one accelerator type is allowed, found ['A100', 'H100']",
         ),
         ("resources:\n  accelerators: {H100: x}", "2: resources['H100']='x': use a number, 0 or more"),
+        (
+            "resources:\n  cpus: 1\n  infra: kubernetes",
+            "3: infra='kubernetes': gangrun runs tasks on Slurm; use slurm, or leave it out",
+        ),
         ("run: a\nenvs:\n  A: 1\n  B:\n", "4: envs: B has no value; give one here or with --env B=VALUE"),
         ("run: a\nenvs:\n  A: 1\n  1B: x\n", "4: envs['1B']"),
         ("envs:\n  A: 1\n  B: [1]\n", "3: envs['B']='list': use a string or a number"),
