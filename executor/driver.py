@@ -301,6 +301,7 @@ class Driver:
             f"--grace-s={self._grace_s:g}",
             f"--liveness-timeout-s={job.liveness_timeout_s:g}",
             *(["--workdir=" + job.workdir] if job.workdir else []),
+            *_hosts_flags(),
             *(["--is-setup"] if is_setup else []),
         ]  # fmt: skip
         step = self._steps.start(argv, environment.without_step(os.environ), lambda: self._records(is_setup))
@@ -442,6 +443,12 @@ def main(body: Any, job: Job) -> int:
         print(f"gangrun: {error}", file=sys.stderr)
         return error.exit_code
     return driver.exit_code
+
+
+def _hosts_flags() -> list[str]:
+    """Of a task of a group: where its ranks find the names of its peers."""
+    file, means = os.environ.get(protocol.ENV_HOSTS_FILE), os.environ.get(protocol.ENV_HOSTS_MEANS)
+    return [f"--hosts-file={file}", f"--hosts-means={means}"] if file and means else []
 
 
 def _tell_limits(num_nodes: int) -> None:

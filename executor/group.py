@@ -1,7 +1,7 @@
 """The driver of a job group: one ordinary driver per task as a child, and what lies between the tasks.
 
-It runs on the head node, owns who starts when and who is told to end, and says what the whole is called. A task's ranks,
-grace, exit codes and records are its own driver's.
+It runs on the head node, owns who starts when and who is told to end, and says what the whole is called. A task's
+ranks, grace, exit codes and records are its own driver's.
 """
 
 from __future__ import annotations
@@ -23,11 +23,18 @@ from executor.loop import Arrival, Loop
 from executor.output import Framer, Log, Stream, tell
 from executor.process import exit_code, reap, spawn
 from executor.protocol import GangrunError, UsageError
+from executor.ready import Probe
+from executor.shared import write_in_place
 from executor.verdict import Verdict
 
 __all__ = ["Group", "Task", "main", "this_slurm_job"]
 
 LOOK_S = 0.2
+NO_NAMES = "none"
+NAMES_REQUIRED = "required"
+TAIL_LINES = 10
+ENDED_WITH_GROUP = "ended with its group"
+NO_MEANS = "host names need user namespaces or libnss_wrapper, and neither is here"
 READ_BYTES = 1 << 16
 KILL_MARGIN_S = 30.0  # a task's driver ends its own programs; it is killed itself only if it hangs
 
@@ -96,9 +103,12 @@ class Member:
         return Standing(self.task.name, self.task.is_primary, ended if self.has_ended else None)
 
     def report(self) -> dict[str, Any]:
+        reason = self.record.get("reason") or ""
+        if self.is_told and self.state == protocol.CANCELLED:
+            reason = ENDED_WITH_GROUP
         return {
             "name": self.task.name, "is_primary": self.task.is_primary, "state": self.state, "exit_code": self.code,
-            "reason": self.record.get("reason") or "", "nodes": self.nodes, "restarts": self.restarts,
+            "reason": reason, "nodes": self.nodes, "restarts": self.restarts,
             "started": self.record.get("started"), "ended": self.ended, "progress": self.record.get("progress"),
         }  # fmt: skip
 
@@ -116,9 +126,12 @@ class GroupDriver:
         path = protocol.job_directory(self._home, group.slurm_job_id, group.job_id)
         self._directory = JobDirectory(path, _as_job(group, everyone))
         self._addresses = addresses_of(everyone)
+        self._hosts_means = NO_NAMES
+        self._probes: dict[str, Probe] = {}
         self._logs: dict[str, Log] = {}
         self._stream = Stream()
         self._cancelled_by: int | None = None
+        self._failure = ""  # of the group itself
         self._is_ending = False
         self._told: object = None
 
@@ -127,7 +140,9 @@ class GroupDriver:
         self._loop.take_signals()
         try:
             self._launch = self._directory.new_attempt(lambda: None)
+            self._hosts_file = os.path.join(self._launch.directory, "hosts")
             self._write_hosts()
+            self._choose_names()
         except OSError as error:
             self._directory.clean()
             words = f"cannot write the group's directory {self._directory.path}: {error.strerror}"
@@ -142,6 +157,8 @@ class GroupDriver:
         finally:
             for member in self._members:
                 self._kill(member)
+            for probe in self._probes.values():
+                probe.close()
             self._directory.clean()
 
     # --- who starts, who ends
@@ -168,8 +185,26 @@ class GroupDriver:
         return next(member for member in self._members if member.task.name == name)
 
     def _is_ready(self, member: Member) -> bool:
-        member.is_ready = member.is_ready or member.state == protocol.RUNNING
+        """A task without a probe is ready when its scripts run."""
+        if member.is_ready or not member.is_running:
+            return member.is_ready
+        probe = self._probes.get(member.task.name)
+        if probe is None:
+            member.is_ready = member.state == protocol.RUNNING
+            return member.is_ready
+        member.is_ready = probe.look()
+        if member.is_ready:
+            self._directory.note("task_ready", task=member.task.name)
+        elif probe.is_late:
+            self._give_up(member, probe)
         return member.is_ready
+
+    def _give_up(self, member: Member, probe: Probe) -> None:
+        """A task that others wait for in vain has failed, whatever it is still doing."""
+        self._failure = probe.failure()
+        lines = "".join(f"    | {line}\n" for line in probe.last_lines(TAIL_LINES))
+        tell(1, f"gangrun: {self._failure}\ngangrun: the end of its output:\n{lines}")
+        self._end_all()
 
     def _start(self, member: Member) -> None:
         group, task = self._group, member.task
@@ -182,7 +217,30 @@ class GroupDriver:
         finally:
             os.close(write_end)
         self._loop.watch(read_end, lambda: self._on_output(member, read_end))
+        if task.ready is not None:
+            self._probes[task.name] = self._probe(member)
         self._directory.note("task_started", task=task.name, nodes=member.nodes, restarts=member.restarts)
+
+    def _probe(self, member: Member) -> Probe:
+        first = self._addresses.get(member.nodes[0], member.nodes[0])
+        path = self._log(member).path
+        size = os.path.getsize(path) if os.path.exists(path) else 0
+        wanted = {kind: value for kind, value in (member.task.ready or {}).items() if value is not None}
+        return Probe(wanted, member.task.name, [first], path, log_from=size, environ=self._environ(member))
+
+    def _choose_names(self) -> None:
+        """Raises UsageError if the group needs names and there can be none."""
+        if self._group.inter_connection is False:
+            return
+        from executor.hostnames import means
+
+        self._hosts_means = means(self._hosts_file)
+        if self._hosts_means != NO_NAMES:
+            tell(1, f"gangrun: host names <task>-<index>.{self._group.name} by {self._hosts_means}\n")
+        elif self._group.inter_connection:
+            raise UsageError(f"inter_connection=True: {NO_MEANS}")
+        else:
+            tell(1, f"gangrun: warning: {NO_MEANS}; use the addresses in {protocol.ENV_ADDRESS_PREFIX}*\n")
 
     def _environ(self, member: Member) -> dict[str, str]:
         own = {
@@ -190,6 +248,9 @@ class GroupDriver:
             protocol.ENV_MEMBER_ENV: json.dumps(self._for_scripts()),
             protocol.ENV_GROUP_DRIVER: str(os.getpid()),
         }
+        if self._hosts_means != NO_NAMES:
+            means = NAMES_REQUIRED if self._group.inter_connection else self._hosts_means
+            own.update({protocol.ENV_HOSTS_FILE: self._hosts_file, protocol.ENV_HOSTS_MEANS: means})
         if member.task.component is not None:
             own[protocol.ENV_HET_GROUP] = str(member.task.component)
         return {**os.environ, **own}
@@ -304,12 +365,13 @@ class GroupDriver:
             for index, node in enumerate(member.nodes)
             if node in self._addresses
         ]
-        with open(os.path.join(self._launch.directory, "hosts"), "w", encoding="utf-8") as file:
-            file.writelines(lines)
+        write_in_place(self._hosts_file, "".join(lines).encode())
 
     def _finish(self) -> int:
         standings = [member.standing() for member in self._members]
         verdict = verdict_of(standings, self._cancelled_by is not None, self._cancelled_by or signal.SIGTERM)
+        if self._failure and verdict.state == protocol.CANCELLED:
+            verdict = Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, self._failure)
         if verdict.state == protocol.CANCELLED and slurm_commands.fate(self._group.slurm_job_id).is_requeued:
             verdict = Verdict(protocol.PENDING, verdict.exit_code, [], None, "Slurm runs the job again")
         self._publish()

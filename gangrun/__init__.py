@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from codegen.spec import Resources
     from gangrun.cluster import Cluster, Job, wait
+    from gangrun.group import Group, Ready
     from gangrun.records import Run
     from gangrun.task import Slurm, Task
 
-__all__ = ["Cluster", "Job", "Resources", "Run", "Slurm", "Task", "wait"]
+__all__ = ["Cluster", "Group", "Job", "Ready", "Resources", "Run", "Slurm", "Task", "wait"]
 HOMES = {
     "Cluster": "gangrun.cluster",
+    "Group": "gangrun.group",
     "Job": "gangrun.cluster",
+    "Ready": "gangrun.group",
     "wait": "gangrun.cluster",
     "Resources": "codegen.spec",
     "Run": "gangrun.records",

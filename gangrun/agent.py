@@ -59,6 +59,7 @@ SETTLE_S = 3.0  # how long a job may take to show up in squeue after a submissio
 TRIES = 3
 SBATCH_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 20.0
+NO_ANSWER = 124  # the code of a command that took too long, as timeout(1) has it
 DAY_S = 86400
 MOST_IDS = 1000
 MOST_SINGLE_QUERIES = 20
@@ -181,7 +182,7 @@ def command(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S, variables
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-        code, err = 124, err + b"\n%s did not answer within %d s" % (os.fsencode(argv[0]), timeout_s)
+        code, err = NO_ANSWER, err + b"\n%s did not answer within %d s" % (os.fsencode(argv[0]), timeout_s)
     return {"rc": code, "stdout": out.decode("utf-8", "replace"), "stderr": err.decode("utf-8", "replace")}
 
 
@@ -403,7 +404,7 @@ def submit(directory: str, run: str, sbatch: List[str], cluster: Optional[str]) 
             keep(directory, job)
             return job
         words = (answer["stderr"] or answer["stdout"]).strip() or "sbatch ended with code %d" % answer["rc"]
-        is_uncertain = answer["rc"] in (0, 124) or any(word in words for word in UNCERTAIN)
+        is_uncertain = answer["rc"] in (0, NO_ANSWER) or any(word in words for word in UNCERTAIN)
         if not is_uncertain:
             remove(os.path.join(directory, SUBMITTING))
             raise Refused("sbatch refused the job: " + words)
@@ -582,7 +583,12 @@ CANCEL = {"soft": ["--batch", "--signal=TERM"], "hard": [], "kill": ["--full", "
 
 def end(run: Dict[str, Any], job: str, how: str) -> Answer:
     where = of_cluster(run["cluster"])
-    if how in ("soft", "force") and not (run["has_driver"] and needs_driver(run["cluster"], run["grace_s"])):
+    if how in ("soft", "force") and run["has_driver"]:
+        config = command(["scontrol", *where, "show", "config"])
+        if config["rc"] == NO_ANSWER:
+            return config  # nor would scancel get one
+        how = how if needs_driver(config["stdout"], run["grace_s"]) else "hard"
+    elif how in ("soft", "force"):
         how = "hard"
     if how != "force":
         return command(["scancel", *where, *CANCEL[how], job])
@@ -591,9 +597,9 @@ def end(run: Dict[str, Any], job: str, how: str) -> Answer:
     return command(["scancel", *where, "--signal=KILL", *steps]) if steps else rows
 
 
-def needs_driver(cluster: Optional[str], grace_s: Optional[float]) -> bool:
+def needs_driver(config: str, grace_s: Optional[float]) -> bool:
     """Whether Slurm's own way to end a job does not leave `grace_s` seconds; None is less than anybody's."""
-    said = KILL_WAIT.search(command(["scontrol", *of_cluster(cluster), "show", "config"])["stdout"])
+    said = KILL_WAIT.search(config)
     return grace_s is None or said is None or grace_s > int(said.group(1))
 
 

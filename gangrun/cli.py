@@ -143,6 +143,7 @@ def status(word: str, host: str | None, as_json: bool) -> NoReturn:
 
 @cli.command()
 @one_job
+@click.argument("task", metavar="[TASK]", required=False)
 @host_option
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank's log.")
 @click.option("--node", metavar="NAME", help="Only this node's log: head, worker1, or the node's own name.")
@@ -154,6 +155,8 @@ def status(word: str, host: str | None, as_json: bool) -> NoReturn:
 @json_option
 def logs(word: str, host: str | None, **how: Any) -> NoReturn:
     """Print a job's output: all ranks with prefixes, or one rank's as it wrote it.
+
+    TASK is one of a group's, by name or number.
 
     Example:  gangrun logs last --rank 3 -f
     """

@@ -383,6 +383,14 @@ class Seen(NamedTuple):
             now=self.now,
         )
 
+    def tasks(self, run: Run) -> Sequence[Mapping[str, Any]]:
+        """Of a group, as its driver tells them now, or told them last."""
+        try:
+            record = json.loads(self.answer["records"].get(run.run) or "{}")
+        except ValueError:
+            return run.tasks
+        return record.get("tasks") or run.tasks
+
     def job_of(self, run: Run) -> tuple[str | None, str | None]:
         """The job of a run whose launch was interrupted: as the host noted it, or by its name in the queue."""
         noted: tuple[str, str | None] | None = self.answer["jobs"].get(run.run)
@@ -417,6 +425,7 @@ def _news(run: Run, seen: Seen) -> dict[str, Any]:
         "ended": (record.ended if record else None) or (seen.now if verdict.is_final else None),
         "absent_s": evidence.absent_s,
         "seen": seen.now if seen.has_answered(cluster) else run.seen,
+        "tasks": seen.tasks(run),
         "evidence": {"rows": evidence.last_rows, "account": evidence.account},
     }
 

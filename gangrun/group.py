@@ -15,6 +15,7 @@ tasks that say none.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ PARALLEL_ONLY: Mapping[str, Any] = {  # what says nothing of a serial group
 DELAY = re.compile(r"([0-9]{1,12})([smhdw]?)")
 DELAY_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 DELAY_FORMS = "a number of seconds, or 30s, 5m, 1h, 1d"
-URL = re.compile(r"(http://[A-Za-z0-9._-]+)?(?::([0-9]{1,5}))?(?:/[!-~]*)?")
+URL = re.compile(r"(?:http://[A-Za-z0-9._-]+)?:([0-9]{1,5})(?:/[!-~]*)?")
 MOST_PORT = 65535
 
 Delay = Union[int, str]
@@ -81,9 +82,9 @@ class GroupError(SpecError):
 class Ready:
     """How to tell that a task is ready: exactly one of port, http, log and command.
 
-    `http` is ":8000/health", on the task's first node, or "http://host:8000/health"; `log` a regular expression that is
-    found in a line of the task's output; `command` a bash script that ends with exit code 0. A task that is not ready
-    after `timeout_s` has failed; a program may write "10m", too. Raises SpecError.
+    `http` is ":8000/health" or "http://host:8000/health"; `log` a regular expression for the task's output; `command` a
+    bash script that ends with exit code 0. A task that is not ready after `timeout_s` has failed; a program may write
+    "10m", too. Raises SpecError.
     """
 
     port: int | None = None
@@ -110,6 +111,11 @@ class Ready:
     def probe(self) -> tuple[str, Any]:
         """Its kind and its value: ("port", 8000)."""
         return next((name, getattr(self, name)) for name in PROBES if getattr(self, name) is not None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is said, and nothing else: {"port": 8000, "timeout_s": 600}."""
+        name, value = self.probe
+        return {name: value, "timeout_s": self.timeout_s}
 
 
 @dataclass(frozen=True)
@@ -489,16 +495,15 @@ def _port(value: object) -> str:
 
 
 def _http(value: object) -> str:
-    match = URL.fullmatch(value) if isinstance(value, str) else None
-    host, port = match.groups() if match else (None, None)
-    is_url = bool(host or port) and not (port and _port(int(port)))
+    match = URL.fullmatch(value) if isinstance(value, str) and "#" not in value else None
+    is_url = match is not None and not _port(int(match.group(1)))
     return "" if is_url else "':8000/health' or 'http://host:8000/health'"
 
 
 def _log(value: object) -> str:
-    try:
-        return "" if isinstance(value, str) and value and re.compile(value) else "a regular expression"
-    except (re.error, OverflowError, RecursionError) as error:
+    try:  # as what it is looked for in: bytes
+        return "" if isinstance(value, str) and value and re.compile(os.fsencode(value)) else "a regular expression"
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
         return f"a regular expression ({error})"
 
 

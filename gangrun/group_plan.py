@@ -82,7 +82,7 @@ def _task(
         is_primary=member.is_primary,
         component=index if group.is_parallel and group.placement != "shared" and not group.is_homogeneous else None,
         after=member.after,
-        ready=dataclasses.asdict(member.ready) if member.ready else None,
+        ready=member.ready.to_dict() if member.ready else None,
         max_restarts=member.max_restarts,
     )
 

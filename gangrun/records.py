@@ -7,7 +7,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,14 +16,14 @@ from executor.protocol import GangrunError
 
 SUBMITTING = "SUBMITTING"  # the intent is recorded before the cluster is asked
 BUSY_TIMEOUT_S = 30.0
-JSON_FIELDS = ("meta", "evidence")
+JSON_FIELDS = ("meta", "evidence", "tasks")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     run TEXT PRIMARY KEY, name TEXT NOT NULL, host TEXT NOT NULL, root TEXT NOT NULL, job TEXT, cluster TEXT,
     state TEXT NOT NULL, is_final INTEGER NOT NULL, exit_code INTEGER, reason TEXT NOT NULL, detail TEXT NOT NULL,
     attempt INTEGER NOT NULL, progress TEXT NOT NULL, estimate REAL, submitted REAL NOT NULL, started REAL, ended REAL,
     seen REAL, absent_s REAL NOT NULL, cancel_asked INTEGER NOT NULL, num_nodes INTEGER NOT NULL, meta TEXT NOT NULL,
-    evidence TEXT NOT NULL);
+    evidence TEXT NOT NULL, tasks TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS hosts (host TEXT PRIMARY KEY, polled REAL NOT NULL, failures INTEGER NOT NULL, error TEXT);
 CREATE TABLE IF NOT EXISTS thens (
     run TEXT, command TEXT, pid INTEGER, started REAL, is_done INTEGER, PRIMARY KEY (run, command));
@@ -56,6 +56,7 @@ class Run(NamedTuple):
     num_nodes: int = 1
     meta: Mapping[str, Any] = {}
     evidence: Mapping[str, Any] = {}  # what squeue and sacct last said, for the next look
+    tasks: Sequence[Mapping[str, Any]] = ()  # of a group, as its driver tells them
 
     @property
     def job_name(self) -> str:

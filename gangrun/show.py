@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from executor import protocol
+from gangrun import states
 from gangrun.records import Run
 from gangrun.requests import words as duration
 
@@ -60,6 +61,22 @@ def queue_row(run: Run, now: float) -> tuple[str, ...]:
         run.run, run.job_name, run.host, run.state, str(run.num_nodes), str(run.attempt), age(ended - run.submitted),
         what_now,
     )  # fmt: skip
+
+
+def queue_rows(run: Run, now: float) -> list[tuple[str, ...]]:
+    """A run, and below it the tasks of a group; [P] marks the primaries where there are others."""
+    names = run.meta.get("primary") or ()
+    has_others = len(names) < len(run.meta.get("tasks") or ())
+    return [queue_row(run, now), *(_task_row(task, has_others, now) for task in run.tasks)]
+
+
+def _task_row(task: Mapping[str, Any], has_others: bool, now: float) -> tuple[str, ...]:
+    name = f" ↳ {task['name']}" + (" [P]" if task["is_primary"] and has_others else "")
+    started = task.get("started")
+    since = "" if started is None else age((task.get("ended") or now) - started)
+    record = states.parse_record(json.dumps({**task, "attempt": 0, "num_nodes": len(task["nodes"])}))
+    what_now = "; ".join(filter(None, (states.progress(record), str(task.get("reason") or ""))))
+    return (name, "", "", str(task["state"]), str(len(task["nodes"])), str(task["restarts"]), since, what_now)
 
 
 def what(run: Run, now: float) -> str:

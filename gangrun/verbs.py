@@ -149,7 +149,7 @@ def _show_queue(runs: Sequence[Run], as_json: bool) -> None:
     if as_json:
         show.print_json([run.to_json() for run in runs])
     elif runs:
-        show.table(show.COLUMNS, [show.queue_row(run, time.time()) for run in runs])
+        show.table(show.COLUMNS, [row for run in runs for row in show.queue_rows(run, time.time())])
     else:
         click.echo("no runs in flight; `gangrun queue -a` shows those that have ended")
 
@@ -199,6 +199,7 @@ def logs(
     word: str,
     host: str | None,
     *,
+    task: str | None,
     rank: int | None,
     node: str | None,
     setup: bool,
@@ -213,7 +214,7 @@ def logs(
         raise NotFound("no run is in flight")
     if download:
         return _download(job, download, as_json)
-    names = _log_names(job, rank, node, setup, follow)
+    names = _log_names(job, _task_name(job, task), rank, node, setup, follow)
     if follow and len(names) > 1:
         raise SpecError("-f follows one log, and there are {}; choose with --rank".format(", ".join(names)))
     if follow:
@@ -224,17 +225,32 @@ def logs(
     return _code(run)
 
 
-def _log_names(job: Job, rank: int | None, node: str | None, setup: bool, follow: bool) -> list[str]:
+def _task_name(job: Job, word: str | None) -> str | None:
+    """A group's task by name or number. Raises NotFound that shows the tasks."""
+    if word is None:
+        return None
+    names = [str(name) for name in job.run.meta.get("tasks") or ()]
+    found = [name for index, name in enumerate(names) if word in (name, str(index))]
+    if not found:
+        has = "its tasks are " + ", ".join(f"{index} {name}" for index, name in enumerate(names))
+        raise NotFound(f"task={word!r}: no such task in {job.run_id}; {has if names else 'it is not a group'}")
+    return found[0]
+
+
+def _log_names(job: Job, task: str | None, rank: int | None, node: str | None, setup: bool, follow: bool) -> list[str]:
     """The logs that the flags choose; `output` if they choose none. One may follow a log that is not there yet.
     Raises NotFound, naming those there are."""
     if rank is None and node is None and not setup:
-        return [OUTPUT]
+        return [OUTPUT if task is None else f"{protocol.TASKS_NAME}/{task}.out"]
     run = job.run
     there = sorted(job.cluster.host.call("list_logs", root=run.root, run=run.run)["logs"])
     places = [_place(job, node)] if node is not None else []
-    found = [name for name in there if _is_chosen(os.path.basename(name), rank, places, setup)]
-    if not found and follow and not run.is_final:
-        found = _awaited(run, rank, places, setup)
+    folder = LOGS if task is None else os.path.join(LOGS, task)
+    own = [name for name in there if os.path.dirname(name) == folder]
+    found = [name for name in own if _is_chosen(os.path.basename(name), rank, places, setup)]
+    if not found:
+        awaited = _awaited(run, rank, places, setup)
+        found = awaited if (follow and not run.is_final) or _is_there(job, awaited[:1]) else []
     if not found:
         has = ", ".join(os.path.basename(name) for name in there if name != OUTPUT) or "none yet"
         raise NotFound(f"{run.run}: no such log; there are: {has}")
@@ -246,6 +262,14 @@ def _awaited(run: Run, rank: int | None, places: Sequence[str], setup: bool) -> 
     ranks = [one for one in range(run.num_nodes) if rank in (None, one)]
     wanted = [one for one in ranks if not places or protocol.node_name(one) in places]
     return [os.path.join(LOGS, protocol.log_name(one, one, run.num_nodes, setup)) for one in wanted]
+
+
+def _is_there(job: Job, names: Sequence[str]) -> bool:
+    """Opening asks the server; a listing may be a minute old."""
+    run = job.run
+    ask: dict[str, Any] = {"inode": None, "offset": 0, "size": 0, "wait_s": 0.0, "before": None}
+    call = job.cluster.host.call
+    return any(call("read", root=run.root, run=run.run, job=run.job, name=name, **ask)["is_there"] for name in names)
 
 
 def _is_chosen(name: str, rank: int | None, places: Sequence[str], setup: bool) -> bool:
