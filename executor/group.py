@@ -29,7 +29,7 @@ from executor.verdict import Verdict
 
 __all__ = ["Group", "Task", "main", "this_slurm_job"]
 
-LOOK_S = 0.2
+LOOK_S = 0.1
 NO_NAMES = "none"
 NAMES_REQUIRED = "required"
 TAIL_LINES = 10
@@ -51,6 +51,7 @@ class Task(NamedTuple):
     after: Sequence[str] = ()
     ready: dict[str, Any] | None = None
     max_restarts: int = 0
+    is_dynamic: bool = False  # asked for by a task of the group
 
 
 class Group(NamedTuple):
@@ -88,6 +89,11 @@ class Member:
         return self.pid is not None
 
     @property
+    def is_placed(self) -> bool:
+        """Its ranks have nodes, or it has ended: the next in the line may ask."""
+        return self.has_ended or self.state != protocol.PENDING
+
+    @property
     def state(self) -> str:
         state = str(self.record.get("state") or protocol.PENDING)
         if self.code is not None and state not in protocol.TERMINAL_STATES:
@@ -110,6 +116,7 @@ class Member:
             "name": self.task.name, "is_primary": self.task.is_primary, "state": self.state, "exit_code": self.code,
             "reason": reason, "nodes": self.nodes, "restarts": self.restarts,
             "started": self.record.get("started"), "ended": self.ended, "progress": self.record.get("progress"),
+ "is_dynamic": self.task.is_dynamic, "num_nodes": self.task.num_nodes,
         }  # fmt: skip
 
 
@@ -119,8 +126,9 @@ class GroupDriver:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._loop = Loop(self._on_signal)
-        nodes = Placement(group)
-        self._members = [Member(task, nodes.of(task)) for task in group.tasks]
+        self._placement = Placement(group)
+        self._members = [Member(task, self._placement.of(task)) for task in group.tasks]
+        self._requests = Requests(group.directory)
         everyone = sorted({node for member in self._members for node in member.nodes})
         self._home = cluster_home(_as_job(group, everyone))
         path = protocol.job_directory(self._home, group.slurm_job_id, group.job_id)
@@ -142,6 +150,7 @@ class GroupDriver:
             self._launch = self._directory.new_attempt(lambda: None)
             self._hosts_file = os.path.join(self._launch.directory, "hosts")
             self._write_hosts()
+            self._requests.open()
             self._choose_names()
         except OSError as error:
             self._directory.clean()
@@ -164,6 +173,8 @@ class GroupDriver:
     # --- who starts, who ends
 
     def _look(self) -> None:
+        for said in self._requests.new():
+            self._obey(said)
         for member in self._members:
             self._read_record(member)
             if not self._is_ending and not member.is_running and not member.has_ended and self._may_start(member):
@@ -175,7 +186,32 @@ class GroupDriver:
             self._loop.stop()
         self._publish()
 
+    def _obey(self, said: dict[str, Any]) -> None:
+        """Another task, which waits for free nodes after those that came before it; or the end of one such task."""
+        try:
+            if "cancel" in said:
+                self._cancel_dynamic(str(said["cancel"]))
+                return
+            task = dynamic_task(said)
+        except (ValueError, KeyError, TypeError):
+            tell(1, "gangrun: a request could not be read\n")
+            return
+        self._directory.note("task_joined", task=task.name)
+        self._members.append(Member(task, self._placement.nodes_for_more(task)))
+
+    def _cancel_dynamic(self, name: str) -> None:
+        for member in self._members:
+            if member.task.name == name and member.task.is_dynamic and not member.has_ended:
+                if member.is_running:
+                    self._tell_to_end(member)
+                else:
+                    member.code, member.ended = protocol.EXIT_TERMINATED, time.time()
+                    member.record = {"state": protocol.CANCELLED, "reason": "cancelled before it began"}
+
     def _may_start(self, member: Member) -> bool:
+        if member.task.is_dynamic:
+            before = self._members[: self._members.index(member)]
+            return all(one.is_placed for one in before if one.task.is_dynamic)
         if not self._group.is_parallel:
             before = self._members[: self._members.index(member)]
             return all(one.has_ended and one.state == protocol.SUCCEEDED for one in before)
@@ -244,10 +280,11 @@ class GroupDriver:
 
     def _environ(self, member: Member) -> dict[str, str]:
         own = {
-            protocol.ENV_MEMBER_NODES: ",".join(member.nodes),
-            protocol.ENV_MEMBER_ENV: json.dumps(self._for_scripts()),
+            protocol.ENV_MEMBER_ENV: json.dumps(self._for_scripts(member)),
             protocol.ENV_GROUP_DRIVER: str(os.getpid()),
         }
+        if member.nodes:
+            own[protocol.ENV_MEMBER_NODES] = ",".join(member.nodes)
         if self._hosts_means != NO_NAMES:
             means = NAMES_REQUIRED if self._group.inter_connection else self._hosts_means
             own.update({protocol.ENV_HOSTS_FILE: self._hosts_file, protocol.ENV_HOSTS_MEANS: means})
@@ -255,10 +292,16 @@ class GroupDriver:
             own[protocol.ENV_HET_GROUP] = str(member.task.component)
         return {**os.environ, **own}
 
-    def _for_scripts(self) -> dict[str, str]:
-        heads = {member.task.name: self._addresses.get(member.nodes[0], member.nodes[0]) for member in self._members}
-        addresses = {protocol.address_variable(name): address for name, address in heads.items()}
-        return {protocol.ENV_GROUP_NAME: self._group.name, **addresses}
+    def _for_scripts(self, member: Member) -> dict[str, str]:
+        declared = [one for one in self._members if not one.task.is_dynamic]
+        heads = {one.task.name: self._addresses.get(one.nodes[0], one.nodes[0]) for one in declared}
+        return {
+            protocol.ENV_GROUP_NAME: self._group.name,
+            protocol.ENV_GROUP_DIRECTORY: self._group.directory,
+            protocol.ENV_TASK_NAME: member.task.name,
+            **({protocol.ENV_COMPONENT: str(member.task.component)} if member.task.component is not None else {}),
+            **{protocol.address_variable(name): address for name, address in heads.items()},
+        }
 
     def _end_all(self) -> None:
         """Everybody is told at once; each has its own time."""
@@ -413,10 +456,59 @@ class Placement:
             raise UsageError(f"task {task.name} needs {task.num_nodes} nodes, and {len(own)} are left for it")
         return own
 
+    def nodes_for_more(self, task: Task) -> list[str]:
+        """Of a heterogeneous job the nodes of the component it belongs to; else none: Slurm chooses free ones."""
+        return self._component(task) or []
+
     def _component(self, task: Task) -> list[str] | None:
         name = protocol.SLURM_JOB_NODELIST_HET_GROUP % task.component
         text = os.environ.get(name) if task.component is not None else None
         return expand_hosts(text, name) if text else None
+
+
+class Requests:
+    """The file in which tasks ask for more tasks. It is there beforehand and grows: each open(2) asks the server."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = os.path.join(directory, protocol.REQUESTS_NAME)
+        self._read = 0
+
+    def open(self) -> None:
+        """Begin with an empty file: what an earlier attempt was asked for is over."""
+        write_in_place(self._path, b"")
+
+    def new(self) -> list[dict[str, Any]]:
+        """What was asked for since the last look. A line that is not whole yet is left for the next."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return [said for said in map(_parsed, whole.splitlines()) if said]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def dynamic_task(said: dict[str, Any]) -> Task:
+    """Raises ValueError, KeyError, TypeError for what is no request."""
+    return Task(
+        name=str(said["name"]),
+        driver=str(said["driver"]),
+        num_nodes=int(said["num_nodes"]),
+        is_primary=False,
+        grace_s=float(said["grace_s"]),
+        component=said["component"],
+        is_dynamic=True,
+    )
 
 
 def _as_job(group: Group, nodes: Sequence[str]) -> Job:

@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from codegen.spec import Resources
     from gangrun.cluster import Cluster, Job, wait
     from gangrun.group import Group, Ready
+    from gangrun.join import join
     from gangrun.records import Run
     from gangrun.task import Slurm, Task
 
-__all__ = ["Cluster", "Group", "Job", "Ready", "Resources", "Run", "Slurm", "Task", "wait"]
+__all__ = ["Cluster", "Group", "Job", "Ready", "Resources", "Run", "Slurm", "Task", "join", "wait"]
 HOMES = {
     "Cluster": "gangrun.cluster",
     "Group": "gangrun.group",
     "Job": "gangrun.cluster",
     "Ready": "gangrun.group",
+    "join": "gangrun.join",
     "wait": "gangrun.cluster",
     "Resources": "codegen.spec",
     "Run": "gangrun.records",

@@ -603,6 +603,21 @@ def needs_driver(config: str, grace_s: Optional[float]) -> bool:
     return grace_s is None or said is None or grace_s > int(said.group(1))
 
 
+def op_ask(root: str, run: str, line: str) -> Answer:
+    """Ask a running group's driver for something."""
+    path = os.path.join(run_path(home_of(root), run), NAMES["requests"])
+    if not os.path.exists(path):
+        raise Refused("%s is not a group that runs" % run)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.lockf(fd, fcntl.LOCK_EX)
+        os.write(fd, line.encode() + b"\n")
+    finally:
+        os.close(fd)
+    return {}
+
+
 def op_commands(commands: Dict[str, List[str]], limit_s: float) -> Answer:
     """What Slurm's commands say to people: with dates."""
     return {name: command(argv, limit_s, {}) for name, argv in commands.items()}

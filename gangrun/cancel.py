@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from codegen.spec import SpecError
 from executor import protocol
+from gangrun.cluster import Job, task_names
 from gangrun.records import Run
-
-if TYPE_CHECKING:
-    from gangrun.cluster import Job
 
 SITE_KILL_WAIT_S = 30.0  # slurm.conf(5), KillWait, its default
 MARGIN_S = 20.0
 STUCK_S = 60.0
+TASK_PATIENCE_S = 120.0
 LOOK_S = 1.0
 ASK_AGAIN_S = (2.0, 4.0, 8.0, 16.0, 30.0)
 
@@ -103,3 +104,22 @@ def _watch(jobs: Sequence[Job], patience_s: float, sleep: Callable[[float], None
     while clock() < deadline and not all(job.status().is_final for job in jobs):
         sleep(interval_s)
         interval_s = min(interval_s * 2, 4 * LOOK_S)
+
+
+def cancel_task(job: Job, word: str, sleep: Callable[[float], None] = time.sleep) -> Mapping[str, Any]:
+    """End one task that joined a group while it ran; returns how it stands. Raises SpecError for any other."""
+    run = job.status()
+    tasks = {str(task["name"]): task for task in run.tasks}
+    name = next((name for index, name in enumerate(task_names(run)) if word in (name, str(index))), word)
+    if name not in tasks or not tasks[name]["is_dynamic"]:
+        joined = ", ".join(one for one, task in tasks.items() if task["is_dynamic"]) or "none"
+        raise SpecError(
+            f"--task={word!r}: only tasks that joined later end alone ({joined}); the others with {run.run}"
+        )
+    job.cluster.host.call("ask", root=run.root, run=run.run, line=json.dumps({"cancel": name}))
+    for _ in range(round(TASK_PATIENCE_S / LOOK_S)):
+        found = next(task for task in job.status().tasks if task["name"] == name)
+        if found["state"] in protocol.TERMINAL_STATES or job.run.is_final:
+            break
+        sleep(LOOK_S)
+    return found

@@ -43,7 +43,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 one_job = click.argument("word", metavar="JOB")
 some_jobs = click.argument("words", metavar="JOB...", nargs=-1)
 request_options = options(
-    click.option("--name", metavar="NAME", help="Instead of the task's name."),
+    click.option("-n", "--name", metavar="NAME", help="Instead of the task's name."),
     env_option,
     click.option(
         "--secret", "secrets", multiple=True, metavar="NAME", help="A variable of your environment, as a secret."
@@ -71,9 +71,13 @@ request_options = options(
 @click.option("--force", is_flag=True, help="Although a run of this name is in flight.")
 @click.option("--dry-run", is_flag=True, help="Show what would be sent, and where each value comes from.")
 @click.option("-d", "--detach", is_flag=True, help="Do not follow the log.")
+@click.option("--job-group", metavar="ID|NAME", help="Join this group (default inside one: the group itself).")
+@click.option("--no-job-group", is_flag=True, help="Inside a group: a job of its own all the same.")
 @json_option
 def launch(task_file: str, host: str | None, as_json: bool, **how: Any) -> NoReturn:
-    """Send a task to a cluster, and follow its output.
+    """Send a task or a group to a cluster, and follow its output.
+
+    Inside a task of a running group it joins the group instead, on free nodes of the same allocation.
 
     The last commit of its workdir travels; what you edit afterwards never reaches the job. Ctrl-C leaves it running.
 
@@ -170,15 +174,18 @@ def logs(word: str, host: str | None, **how: Any) -> NoReturn:
 @host_option
 @click.option("--all", "every", is_flag=True, help="All runs in flight.")
 @click.option("--grace", metavar="DURATION", help="From asking to forcing (default and most: the task's).")
+@click.option("--task", metavar="TASK", help="Only this task of a group, by name or number; it must have joined later.")
 @json_option
-def cancel(words: tuple[str, ...], host: str | None, every: bool, grace: str | None, as_json: bool) -> NoReturn:
+def cancel(
+    words: tuple[str, ...], host: str | None, every: bool, grace: str | None, task: str | None, as_json: bool
+) -> NoReturn:
     """End jobs, softly first, and see that they have ended.
 
     Example:  gangrun cancel train-abcd2345
     """
     from gangrun import verbs
 
-    sys.exit(verbs.cancel((*words, "all") if every else words, host, grace, as_json))
+    sys.exit(verbs.cancel((*words, "all") if every else words, host, grace, task, as_json))
 
 
 @cli.command()

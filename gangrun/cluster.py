@@ -317,6 +317,12 @@ def refresh_all(jobs: Sequence[Job], say: Callable[[str], None], told: str = "")
     return words
 
 
+def task_names(run: Run) -> list[str]:
+    """Of a group: those that were declared, then those that joined, in their order."""
+    declared = [str(name) for name in run.meta.get("tasks") or ()]
+    return [*declared, *(str(task["name"]) for task in run.tasks if task["name"] not in declared)]
+
+
 def _workdirs(tasks: Sequence[Task]) -> list[str]:
     return list(dict.fromkeys(task.workdir for task in tasks if task.workdir is not None))
 

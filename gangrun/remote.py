@@ -37,7 +37,12 @@ UPLOAD_BYTES_PER_S = 50_000.0  # slower than this is taken for a dead connection
 CONNECT_TIMEOUT_S = 15
 LOGIN_TIMEOUT_S = 300.0  # a person types a password and looks for a telephone
 PERSIST_S = 600
-NAMES = {"home": protocol.HOME_DIRECTORY, "status": protocol.STATUS_NAME, "conf": protocol.SLURM_CONF}
+NAMES = {
+    "home": protocol.HOME_DIRECTORY,
+    "status": protocol.STATUS_NAME,
+    "conf": protocol.SLURM_CONF,
+    "requests": protocol.REQUESTS_NAME,
+}
 LOGIN_LOOK_S = 2.0
 SSH_FAILED = 255
 # Shorter than a socket's longest name: 104 bytes on some systems, and ssh adds 17 for a temporary one.

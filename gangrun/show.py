@@ -74,9 +74,9 @@ def _task_row(task: Mapping[str, Any], has_others: bool, now: float) -> tuple[st
     name = f" ↳ {task['name']}" + (" [P]" if task["is_primary"] and has_others else "")
     started = task.get("started")
     since = "" if started is None else age((task.get("ended") or now) - started)
-    record = states.parse_record(json.dumps({**task, "attempt": 0, "num_nodes": len(task["nodes"])}))
+    record = states.parse_record(json.dumps({**task, "attempt": 0}))
     what_now = "; ".join(filter(None, (states.progress(record), str(task.get("reason") or ""))))
-    return (name, "", "", str(task["state"]), str(len(task["nodes"])), str(task["restarts"]), since, what_now)
+    return (name, "", "", str(task["state"]), str(task["num_nodes"]), str(task["restarts"]), since, what_now)
 
 
 def what(run: Run, now: float) -> str:

@@ -19,7 +19,7 @@ from executor import protocol
 from gangrun import show, states
 from gangrun.agent import LOGS, OUTPUT
 from gangrun.cli import assignments
-from gangrun.cluster import Cluster, Intent, Job, NotFound, as_they_end
+from gangrun.cluster import Cluster, Intent, Job, NotFound, as_they_end, task_names
 from gangrun.group import Group, is_group_file
 from gangrun.records import Records, Run
 from gangrun.remote import RemoteError
@@ -31,9 +31,21 @@ WATCH_S = 5.0
 
 
 def launch(
-    path: str, host: str | None, as_json: bool, *, dry_run: bool, force: bool, detach: bool, dirty: bool, **how: Any
+    path: str,
+    host: str | None,
+    as_json: bool,
+    *,
+    dry_run: bool,
+    force: bool,
+    detach: bool,
+    dirty: bool,
+    job_group: str | None,
+    no_job_group: bool,
+    **how: Any,
 ) -> int:
     work, flags = _work(path, how)
+    if not no_job_group and _joins(job_group):
+        return _join(work, detach, as_json)
     cluster = Cluster(host)
     if dry_run:
         return _show_intent(cluster.plan(work, dirty=dirty, say=say, **flags), as_json)
@@ -47,6 +59,38 @@ def launch(
         _next_commands(run)
         return 0
     return _follow(job, OUTPUT, None)
+
+
+def _joins(wanted: str | None) -> bool:
+    """Whether this process is a part of a group, and of the one that was named. Raises SpecError if of another."""
+    from gangrun.join import group_directory
+
+    directory = group_directory()
+    known = () if directory is None else (os.path.basename(directory), os.environ.get(protocol.ENV_GROUP_NAME))
+    ids = (*known, os.environ.get(protocol.SLURM_JOB_ID)) if known else ()
+    if wanted is not None and wanted not in ids:
+        where = f"this is a task of {known[0]}" if known else "this is no task of a group"
+        raise SpecError(f"--job-group={wanted!r}: a group is joined from inside; {where}")
+    return directory is not None
+
+
+def _join(work: Task | Group, detach: bool, as_json: bool) -> int:
+    from gangrun.join import join
+
+    if isinstance(work, Group):
+        raise SpecError(f"{work.name} is a group: only a task can join one; --no-job-group launches it by itself")
+    member = join(work)
+    if as_json:
+        show.print_json({"task": member.name, "group": os.environ.get(protocol.ENV_GROUP_NAME)})
+    else:
+        say(f"task {member.name} joins group {os.environ.get(protocol.ENV_GROUP_NAME)}")
+    if detach or as_json:
+        return 0
+    for piece in member.follow():
+        _write(piece)
+    record = member.wait()
+    say(f"task {member.name} is {record.state}" + (f": {record.reason}" if record.reason else ""))
+    return {protocol.SUCCEEDED: 0, protocol.CANCELLED: states.EXIT_CANCELLED}.get(record.state, states.EXIT_FAILED)
 
 
 def _work(path: str, how: dict[str, Any]) -> tuple[Task | Group, dict[str, Any]]:
@@ -229,7 +273,7 @@ def _task_name(job: Job, word: str | None) -> str | None:
     """A group's task by name or number. Raises NotFound that shows the tasks."""
     if word is None:
         return None
-    names = [str(name) for name in job.run.meta.get("tasks") or ()]
+    names = task_names(job.status(max_age_s=5.0))
     found = [name for index, name in enumerate(names) if word in (name, str(index))]
     if not found:
         has = "its tasks are " + ", ".join(f"{index} {name}" for index, name in enumerate(names))
@@ -354,9 +398,11 @@ def _save(tar: Any, member: Any, directory: str) -> None:
 # --- cancel and wait
 
 
-def cancel(words: Sequence[str], host: str | None, grace: str | None, as_json: bool) -> int:
+def cancel(words: Sequence[str], host: str | None, grace: str | None, task: str | None, as_json: bool) -> int:
     from gangrun.cancel import cancel as cancel_all
 
+    if task is not None:
+        return _cancel_task(_jobs(words, host), task, as_json)
     grace_s = None if grace is None else float(parse_duration(grace, "--grace")) if grace != "0" else 0.0
     runs = cancel_all(_jobs(words, host), grace_s, say)
     if as_json:
@@ -364,6 +410,19 @@ def cancel(words: Sequence[str], host: str | None, grace: str | None, as_json: b
     for run in runs if not as_json else []:
         click.echo(show.verdict(run))
     return 0 if all(run.is_final for run in runs) else states.EXIT_UNFINISHED
+
+
+def _cancel_task(jobs: Sequence[Job], word: str, as_json: bool) -> int:
+    from gangrun.cancel import cancel_task
+
+    if len(jobs) != 1:
+        raise SpecError(f"--task={word!r}: name one group, not {len(jobs)}")
+    found = cancel_task(jobs[0], word)
+    if as_json:
+        show.print_json(found)
+    else:
+        click.echo("{} of {} is {}".format(found["name"], jobs[0].run_id, found["state"]))
+    return 0 if found["state"] in protocol.TERMINAL_STATES else states.EXIT_UNFINISHED
 
 
 def wait(

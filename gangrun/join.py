@@ -1,0 +1,170 @@
+"""Another task for the group that this process is a part of: no network, no login node, only the shared directory."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from codegen import Job, SpecError, render_driver
+from codegen.bundle import write_files
+from executor import protocol
+from gangrun import agent, states
+from gangrun.group import LABEL, LONGEST_LABEL
+from gangrun.task import Task
+
+CLAIMS = "members"
+MOST_OF_A_NAME = 10000
+POLL_S = 0.05
+
+
+def group_directory() -> str | None:
+    """Of the group that this process runs in; None outside."""
+    return os.environ.get(protocol.ENV_GROUP_DIRECTORY) or None
+
+
+def join(task: Task, name: str | None = None) -> Joined:
+    """Ask the group for this task as a member; it starts when its nodes are free. Raises SpecError outside a group."""
+    directory = group_directory()
+    if directory is None:
+        raise SpecError(f"{protocol.ENV_GROUP_DIRECTORY} is not set: this process is not a part of a job group")
+    label = _free_name(directory, name or task.name)
+    job = _job(task, directory, label)
+    secrets_name = protocol.member_secrets_name(label)
+    files = {secrets_name: json.dumps(dict(task.secrets)).encode()} if task.secrets else {}
+    files[protocol.member_driver_name(label)] = render_driver(job, secrets_name).encode("utf-8", "surrogateescape")
+    write_files(directory, files)
+    _ask(directory, _request(job, label))
+    return Joined(directory, label, job)
+
+
+class Joined:
+    """A member of this process's group that was asked for."""
+
+    def __init__(self, directory: str, name: str, job: Job) -> None:
+        self.name = name
+        home, slurm_job_id = job.cluster_home or "~", os.environ.get(protocol.SLURM_JOB_ID, "")
+        self._status = os.path.join(
+            protocol.job_directory(os.path.expanduser(home), slurm_job_id, job.job_id), protocol.STATUS_NAME
+        )
+        self.output = os.path.join(directory, protocol.TASKS_NAME, name + ".out")
+
+    def record(self) -> states.Record | None:
+        try:
+            with open(self._status, encoding="utf-8") as file:
+                return states.parse_record(file.read())
+        except OSError:
+            return None
+
+    def wait(self, sleep: Callable[[float], None] = time.sleep) -> states.Record:
+        """Until it has ended."""
+        while True:
+            record = self.record()
+            if record is not None and record.is_terminal:
+                return record
+            sleep(POLL_S)
+
+    def follow(self, sleep: Callable[[float], None] = time.sleep) -> Iterator[bytes]:
+        """Its output, until it has ended."""
+        offset, is_over = 0, False
+        while True:
+            piece = _tail(self.output, offset)
+            offset += len(piece)
+            if piece:
+                yield piece
+            elif is_over:
+                return
+            else:
+                record = self.record()
+                is_over = record is not None and record.is_terminal
+                sleep(POLL_S)
+
+
+def _tail(path: str, offset: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _free_name(directory: str, wanted: str) -> str:
+    """The name, or with the first number that makes it this group's only one: mkdir(2) gives each to one caller."""
+    if not LABEL.fullmatch(wanted) or len(wanted) > LONGEST_LABEL:
+        raise SpecError(f"name={wanted!r}: use letters, digits and hyphens, as for any task of a group")
+    claims = os.path.join(directory, CLAIMS)
+    try:
+        os.makedirs(claims, mode=0o700, exist_ok=True)
+        for number in range(1, MOST_OF_A_NAME):
+            label = wanted if number == 1 else f"{wanted}-{number}"
+            if os.path.exists(os.path.join(directory, protocol.member_driver_name(label))):
+                continue
+            try:
+                os.mkdir(os.path.join(claims, label))
+            except FileExistsError:
+                continue
+            return label
+    except OSError as error:
+        raise SpecError(f"cannot write the group's directory {directory}: {error.strerror}") from error
+    raise SpecError(f"name={wanted!r}: {MOST_OF_A_NAME} tasks of this group have this name")
+
+
+def _job(task: Task, directory: str, label: str) -> Job:
+    run = os.path.basename(directory)
+    workdir = os.path.abspath(os.path.expanduser(task.workdir or "."))
+    if not os.path.isdir(workdir):
+        raise SpecError(f"workdir={task.workdir!r}: {workdir} is not a directory")
+    return Job(
+        job_id=protocol.member_job_id(run, label),
+        num_nodes=task.num_nodes,
+        log_dir=os.path.join(directory, agent.LOGS, label),
+        run=task.run,
+        setup=task.setup,
+        task_name=label,
+        resources=task.resources,
+        env_vars=task.envs,
+        setup_env_vars=task.envs,
+        secrets=task.secrets,
+        cluster_home=_cluster_home(directory),
+        workdir=workdir,
+        grace_s=float(task.slurm.grace or protocol.DEFAULT_GRACE_S),
+    )
+
+
+def _cluster_home(directory: str) -> str | None:
+    """A launched group lies in <cluster home>/.gangrun/runs/<run>."""
+    home = os.path.dirname(os.path.dirname(directory))
+    return os.path.dirname(home) if os.path.basename(home) == protocol.HOME_DIRECTORY else None
+
+
+def _request(job: Job, label: str) -> dict[str, object]:
+    component = os.environ.get(protocol.ENV_COMPONENT)
+    return {
+        "name": label,
+        "driver": protocol.member_driver_name(label),
+        "num_nodes": job.num_nodes,
+        "grace_s": job.grace_s,
+        "component": int(component) if component else None,
+    }
+
+
+def _ask(directory: str, said: dict[str, object]) -> None:
+    """One line at the end of the file, under a lock: over NFS an append alone is not enough (open(2), O_APPEND)."""
+    path = os.path.join(directory, protocol.REQUESTS_NAME)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    except OSError as error:
+        raise SpecError(f"the group does not run any more: {path}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX)
+        except OSError as error:
+            print(f"gangrun: {path} cannot be locked ({error.strerror}); going on", file=sys.stderr)
+        os.write(fd, json.dumps(said).encode() + b"\n")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
