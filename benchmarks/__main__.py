@@ -12,7 +12,7 @@ import sys
 import tempfile
 from typing import Callable, NoReturn
 
-from benchmarks import barrier, client, gang, nodes, output, scale, setup_done, skypilot, start
+from benchmarks import barrier, client, elastic, gang, nodes, output, scale, setup_done, skypilot, start
 from benchmarks.place import Place, Session
 from benchmarks.report import Report
 from benchmarks.skypilot import PeerError
@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, Callable[[Session], None]] = {
     "setup": setup_done.run,
     "scale": scale.run,
     "client": client.run,
+    "elastic": elastic.run,
 }
 BY_NAME_ONLY: dict[str, Callable[[Session], None]] = {"barrier": barrier.run, "nodes": nodes.run}  # minutes
 NAMES = "of %s (default: all); or of %s" % (" ".join(BENCHMARKS), " ".join(BY_NAME_ONLY))

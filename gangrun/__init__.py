@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from codegen.spec import Resources
     from gangrun.cluster import Cluster, Job, wait
     from gangrun.group import Group, Ready
-    from gangrun.join import join
+    from gangrun.inside import join
     from gangrun.records import Run
     from gangrun.task import Slurm, Task
 
@@ -26,7 +26,7 @@ HOMES = {
     "Group": "gangrun.group",
     "Job": "gangrun.cluster",
     "Ready": "gangrun.group",
-    "join": "gangrun.join",
+    "join": "gangrun.inside",
     "wait": "gangrun.cluster",
     "Resources": "codegen.spec",
     "Run": "gangrun.records",

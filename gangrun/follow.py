@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ LOOK_FIRST_S = 2.0  # how often Slurm is asked about a job whose driver says not
 LOOK_LONGEST_S = 20.0
 END_FIRST_S = 0.3  # how long to wait for more once the driver has recorded the end: another attempt may follow
 SETTLED_LOOKS = 2  # empty answers after the end: over NFS a last line may come late
+LATE_LOOKS = 12  # about a minute: for so long an NFS client may keep saying that a new file is not there
 RETRY_FIRST_S = 1.0
 RETRY_LONGEST_S = 30.0
 
@@ -60,7 +62,7 @@ class Reader:
         self._record: str | None = None
         self._looked, self._look_s, self._end_s = 0.0, LOOK_FIRST_S, END_FIRST_S
         self._told = ""
-        self._empty_after_end = 0
+        self._empty_after_end, self._is_there = 0, False
 
     def read(self, wait_s: float) -> bytes:
         """The next bytes; empty if there were none within `wait_s` seconds, or if only the job's state changed."""
@@ -69,6 +71,7 @@ class Reader:
             self._say(f"{self._name} was truncated or replaced; reading it from its start")
         self._inode, self._offset, self._record = answer["inode"], answer["offset"], answer["record"]
         self._end_s = END_FIRST_S if answer["data"] else self._end_s
+        self._is_there = answer["is_there"]
         return base64.b64decode(answer["data"])
 
     def _ask(self, wait_s: float) -> Any:
@@ -108,9 +111,16 @@ class Reader:
             return False
         if not self._job.run.is_final:  # the driver says so; Slurm may run it again
             self._refresh()
-            self._end_s *= 1.5
+        self._end_s *= 1.5
         self._empty_after_end += 1
-        return self._job.run.is_final and self._empty_after_end >= SETTLED_LOOKS
+        looks = LATE_LOOKS if self._is_late() else SETTLED_LOOKS
+        return self._job.run.is_final and self._empty_after_end >= looks
+
+    def _is_late(self) -> bool:
+        """The record tells of a log that cannot be seen yet."""
+        record = states.parse_record(self._record)
+        begun = [rank for rank in record.ranks if rank.get("started")] if record else []
+        return not self._is_there and os.path.basename(self._name) in [rank.get("log") for rank in begun]
 
     def _refresh(self) -> None:
         try:

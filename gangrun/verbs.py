@@ -63,7 +63,7 @@ def launch(
 
 def _joins(wanted: str | None) -> bool:
     """Whether this process is a part of a group, and of the one that was named. Raises SpecError if of another."""
-    from gangrun.join import group_directory
+    from gangrun.inside import group_directory
 
     directory = group_directory()
     known = () if directory is None else (os.path.basename(directory), os.environ.get(protocol.ENV_GROUP_NAME))
@@ -75,7 +75,7 @@ def _joins(wanted: str | None) -> bool:
 
 
 def _join(work: Task | Group, detach: bool, as_json: bool) -> int:
-    from gangrun.join import join
+    from gangrun.inside import join
 
     if isinstance(work, Group):
         raise SpecError(f"{work.name} is a group: only a task can join one; --no-job-group launches it by itself")
