@@ -31,7 +31,7 @@ __all__ = ["Group", "Task", "main", "this_slurm_job"]
 
 LOOK_S = 0.1
 NO_NAMES = "none"
-NAMES_REQUIRED = "required"
+NAMES_REQUIRED, NAMES_IF_ANY = "required", "auto"  # a node may lack what this one has
 TAIL_LINES = 10
 ENDED_WITH_GROUP = "ended with its group"
 NO_MEANS = "host names need user namespaces or libnss_wrapper, and neither is here"
@@ -166,8 +166,8 @@ class GroupDriver:
         finally:
             for member in self._members:
                 self._kill(member)
-            for probe in self._probes.values():
-                probe.close()
+            for name in list(self._probes):
+                self._close_probe(name)
             self._directory.clean()
 
     # --- who starts, who ends
@@ -180,7 +180,7 @@ class GroupDriver:
             if not self._is_ending and not member.is_running and not member.has_ended and self._may_start(member):
                 self._start(member)
         standings = [member.standing() for member in self._members]
-        if not self._is_ending and is_over(standings, self._group.stops_on_primary_failure):
+        if not self._is_ending and (is_over(standings, self._group.stops_on_primary_failure) or self._is_stuck()):
             self._end_all()
         if self._is_ending and not any(member.is_running for member in self._members):
             self._loop.stop()
@@ -217,27 +217,35 @@ class GroupDriver:
             return all(one.has_ended and one.state == protocol.SUCCEEDED for one in before)
         return all(self._is_ready(self._member(name)) for name in member.task.after)
 
+    def _is_stuck(self) -> bool:
+        """A pipeline, one of whose tasks did not do its part, whatever the reason."""
+        unwell = [one for one in self._members if one.has_ended and one.state != protocol.SUCCEEDED]
+        return not self._group.is_parallel and bool(unwell)
+
     def _member(self, name: str) -> Member:
         return next(member for member in self._members if member.task.name == name)
 
     def _is_ready(self, member: Member) -> bool:
         """A task without a probe is ready when its scripts run."""
-        if member.is_ready or not member.is_running:
-            return member.is_ready
         probe = self._probes.get(member.task.name)
+        if member.is_ready or self._is_ending or not (member.is_running or member.has_ended):
+            return member.is_ready
         if probe is None:
-            member.is_ready = member.state == protocol.RUNNING
+            member.is_ready = member.state == protocol.RUNNING or member.has_ended
             return member.is_ready
         member.is_ready = probe.look()
         if member.is_ready:
             self._directory.note("task_ready", task=member.task.name)
+        elif member.has_ended:
+            code = protocol.describe_code(member.code or 0)
+            self._give_up(probe, f"{member.task.name} ended before it was ready ({code}): {probe.describe()}")
         elif probe.is_late:
-            self._give_up(member, probe)
+            self._give_up(probe, probe.failure())
         return member.is_ready
 
-    def _give_up(self, member: Member, probe: Probe) -> None:
+    def _give_up(self, probe: Probe, failure: str) -> None:
         """A task that others wait for in vain has failed, whatever it is still doing."""
-        self._failure = probe.failure()
+        self._failure = failure
         lines = "".join(f"    | {line}\n" for line in probe.last_lines(TAIL_LINES))
         tell(1, f"gangrun: {self._failure}\ngangrun: the end of its output:\n{lines}")
         self._end_all()
@@ -254,6 +262,7 @@ class GroupDriver:
             os.close(write_end)
         self._loop.watch(read_end, lambda: self._on_output(member, read_end))
         if task.ready is not None:
+            self._close_probe(task.name)
             self._probes[task.name] = self._probe(member)
         self._directory.note("task_started", task=task.name, nodes=member.nodes, restarts=member.restarts)
 
@@ -263,6 +272,11 @@ class GroupDriver:
         size = os.path.getsize(path) if os.path.exists(path) else 0
         wanted = {kind: value for kind, value in (member.task.ready or {}).items() if value is not None}
         return Probe(wanted, member.task.name, [first], path, log_from=size, environ=self._environ(member))
+
+    def _close_probe(self, name: str) -> None:
+        probe = self._probes.pop(name, None)
+        if probe is not None:
+            probe.close()
 
     def _choose_names(self) -> None:
         """Raises UsageError if the group needs names and there can be none."""
@@ -286,7 +300,7 @@ class GroupDriver:
         if member.nodes:
             own[protocol.ENV_MEMBER_NODES] = ",".join(member.nodes)
         if self._hosts_means != NO_NAMES:
-            means = NAMES_REQUIRED if self._group.inter_connection else self._hosts_means
+            means = NAMES_REQUIRED if self._group.inter_connection else NAMES_IF_ANY
             own.update({protocol.ENV_HOSTS_FILE: self._hosts_file, protocol.ENV_HOSTS_MEANS: means})
         if member.task.component is not None:
             own[protocol.ENV_HET_GROUP] = str(member.task.component)
@@ -356,7 +370,7 @@ class GroupDriver:
         words = (member.task.name, member.state, protocol.describe_code(member.code or 0))
         tell(1, "gangrun: task %s is %s, %s; starting it again\n" % words)
         member.restarts += 1
-        member.code, member.ended, member.record = None, None, {}
+        member.code, member.ended, member.record, member.is_ready = None, None, {}, False
         self._start(member)
 
     def _on_output(self, member: Member, fd: int) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, Callable
 
+    from executor.hostnames import Hosts
+
 
 READ_BYTES = 1 << 18
 HEAP_BYTES = 1 << 20  # freed once, it keeps glibc from giving the heap back after every chunk: half the CPU time
@@ -58,6 +60,7 @@ class Member:
         self._driver = Watch(options.liveness_timeout_s)
         self._is_in_barrier = False
         self.is_stopping = False
+        self.hosts: Hosts | None = None  # of the group, for the script
         self._loop = Loop(self._on_signal)
         self._loop.take_signals()
         if gang.launch is not None:
@@ -152,7 +155,9 @@ class Member:
     def run_script(self, text: bytes, environ: dict[str, str]) -> int:
         """Run it to its end; returns its exit code. Its process group has ended by then if it was stopped."""
         self._adopts = adopt_orphans()
-        script = self._script = Script(text, environ)
+        if self.hosts is not None:
+            self.hosts.open()
+        script = self._script = Script(text, environ, self.hosts)
         self._loop.watch(script.pipe, self._on_output)
         self._gang.tell(state=protocol.RANK_RUNNING, started=round(time.time(), 3))
         self._framer = Framer(self._prefix(script.pid))
@@ -174,6 +179,8 @@ class Member:
         if self._script is not None and not self._adopts:
             self._script.send(signal.SIGKILL)
         end_descendants()
+        if self.hosts is not None:
+            self.hosts.close()
         if self._script is not None and self._log is not None:
             self._drain()
             self._log.close()
@@ -315,6 +322,8 @@ class Member:
         return self._options.proctrack == protocol.PROCTRACK_LINUXPROC and arrival.sender == os.getppid()
 
     def _obey(self) -> None:
+        if self.hosts is not None:
+            self.hosts.refresh()
         lost = self._what_is_lost()
         if lost and not self.is_stopping:
             tell(1, f"gangrun: rank {self._me.rank} on {self._me.node}: {lost}; ending the script\n")

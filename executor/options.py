@@ -27,11 +27,15 @@ Runs one bash script as this node's part of a gang: one process per node of a Sl
   --alloc-signal-file=FILE    rank 0 fires it when the step has started
   --setup-done-signal-file=FILE  wait for it before the script; `abort REASON` in it ends the wait
   --launch-dir=DIR            where the driver keeps this attempt's shared files
+  --hosts-file=FILE           host names the script sees besides the node's own, as they are now
+  --hosts-means=MEANS         namespace or nss_wrapper; auto: what works, if any (default);
+                              required: what works, or the script does not run; none: not at all
   --proctrack=TYPE            Slurm's ProctrackType (default: unknown, taken for cgroup)
   --grace-s=SECONDS           from TERM or INT to KILL (default: 30)
   --liveness-timeout-s=SECONDS  a peer or driver silent for so long is given up (default: 600)
   --no-color                  plain prefix (NO_COLOR in the environment does the same)
 """
+HOSTS_MEANS = ("auto", "required", "namespace", "nss_wrapper", "none")
 SWITCHES = ("--is-setup", "--no-color", "--help")
 
 
@@ -52,6 +56,8 @@ class Options:
     alloc_signal_file: str | None = None
     setup_done_signal_file: str | None = None
     launch_dir: str | None = None
+    hosts_file: str | None = None
+    hosts_means: str = HOSTS_MEANS[0]
     proctrack: str = protocol.UNSPECIFIED_PROCTRACK
     grace_s: float = protocol.DEFAULT_GRACE_S
     liveness_timeout_s: float = protocol.DEFAULT_LIVENESS_TIMEOUT_S
@@ -78,6 +84,7 @@ PATHS = (
     "alloc_signal_file",
     "setup_done_signal_file",
     "launch_dir",
+    "hosts_file",
 )
 
 
@@ -99,6 +106,8 @@ def parse(argv: list[str]) -> Options:
         values[flag[2:].replace("-", "_")] = flag in raw
     values["cluster_num_nodes"] = _whole(raw, "--cluster-num-nodes")
     values["cluster_ips"] = _list(raw["--cluster-ips"], _whole(raw, "--cluster-num-nodes"))
+    if raw.get("--hosts-means", HOSTS_MEANS[0]) not in HOSTS_MEANS:
+        raise UsageError("--hosts-means={!r} is none of {}".format(raw["--hosts-means"], ", ".join(HOSTS_MEANS)))
     for flag in ("--grace-s", "--liveness-timeout-s"):
         if flag in raw:
             values[flag[2:].replace("-", "_")] = _seconds(raw, flag)

@@ -15,12 +15,16 @@ from executor.shared import read_bytes
 TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Callable
+
+    from executor.hostnames import Hosts
 
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 BOM = b"\xef\xbb\xbf"
 SHELLS = ("bash", "sh")
 NO_MORE = 0
+INHERITED_SCRIPT = 200  # its descriptor; a script's own are small numbers, and bash keeps 255 for itself
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -62,11 +66,22 @@ def _shebang_options(line: str) -> list[str]:
     return words[1:]
 
 
-def spawn(argv: list[str], environ: Mapping[str, str], stdout: int | None = None, stderr: int | None = None) -> int:
-    """Start a program in a session of its own, with no input and no signal blocked; returns its pid."""
+def spawn(
+    argv: list[str],
+    environ: Mapping[str, str],
+    stdout: int | None = None,
+    stderr: int | None = None,
+    enter: Callable[[], None] | None = None,
+) -> int:
+    """Start a program in a session of its own, with no input and no signal blocked; returns its pid.
+
+    `enter` is called in the new process before the program: only fork(2) leaves room for that.
+    """
     actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]  # type: ignore[list-item]
     actions += [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in ((1, stdout), (2, stderr)) if fd is not None]
     variables = {_bytes(name): _bytes(value) for name, value in environ.items()}
+    if enter is not None:
+        return _fork(argv, variables, stdout, stderr, enter)
     how = {"file_actions": actions, "setsid": True, "setsigmask": [], "setsigdef": IGNORED_BY_PYTHON}
     try:
         return os.posix_spawnp(argv[0], argv, variables, **how)  # type: ignore[arg-type]
@@ -76,7 +91,13 @@ def spawn(argv: list[str], environ: Mapping[str, str], stdout: int | None = None
         raise GangrunError(f"cannot start {argv[0]}: {error.strerror}") from error
 
 
-def _fork(argv: list[str], variables: Mapping[bytes, bytes], stdout: int | None, stderr: int | None) -> int:
+def _fork(
+    argv: list[str],
+    variables: Mapping[bytes, bytes],
+    stdout: int | None,
+    stderr: int | None,
+    enter: Callable[[], None] | None = None,
+) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -88,10 +109,13 @@ def _fork(argv: list[str], variables: Mapping[bytes, bytes], stdout: int | None,
         for fd, target in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout, 1), (stderr, 2)):
             if fd is not None:
                 os.dup2(fd, target)
+        if enter is not None:
+            enter()
         os.execvpe(argv[0], argv, variables)
     except OSError as error:
         os.write(2, f"gangrun: cannot start {argv[0]}: {error.strerror}\n".encode())
-    os._exit(protocol.EXIT_INFRASTRUCTURE)
+    finally:
+        os._exit(protocol.EXIT_INFRASTRUCTURE)
 
 
 def _bytes(text: str) -> bytes:
@@ -105,20 +129,33 @@ def _bytes(text: str) -> bytes:
 class Script:
     """A running script. Its output comes through `pipe`, standard output and error in their order."""
 
-    def __init__(self, text: bytes, environ: dict[str, str]) -> None:
+    def __init__(self, text: bytes, environ: dict[str, str], hosts: Hosts | None = None) -> None:
         options, body = prepared(text)
         environ = {**shell_functions(body, environ), **environ}
+        environ = environ if hosts is None else hosts.environ(environ)
         # The script lives in memory: no file to leave behind, no full disk, nothing to edit under bash's feet.
-        self._memory = _memory_file()
+        self._memory = memory_file("script")
         write_all(self._memory, body)
         self.pipe, write_end = os.pipe()
         os.set_blocking(self.pipe, False)
         enlarge(self.pipe)
-        script = "/proc/%d/fd/%d" % (os.getpid(), self._memory)
+        enter = None if hosts is None or hosts.enter is None else self._entering(hosts.enter)
+        script = (
+            "/proc/%d/fd/%d" % (os.getpid(), self._memory) if enter is None else f"/proc/self/fd/{INHERITED_SCRIPT}"
+        )
         try:
-            self.pid = spawn(["bash", *options, script], environ, stdout=write_end, stderr=write_end)
+            self.pid = spawn(["bash", *options, script], environ, stdout=write_end, stderr=write_end, enter=enter)
         finally:
             os.close(write_end)
+
+    def _entering(self, enter: Callable[[], None]) -> Callable[[], None]:
+        """A process in a user namespace of its own may not open what is in ours: it inherits the script."""
+
+        def inherit_and_enter() -> None:
+            os.dup2(os.open("/proc/self/fd/%d" % self._memory, os.O_RDONLY | os.O_CLOEXEC), INHERITED_SCRIPT)
+            enter()
+
+        return inherit_and_enter
 
     def send(self, number: int) -> None:
         """Signal every process of the script's group."""
@@ -233,13 +270,13 @@ def _children() -> list[int]:
         return []
 
 
-def _memory_file() -> int:
+def memory_file(name: str) -> int:
     """A file without a name: in memory, or where a Python built against an old glibc cannot have that, in tmpfs."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("script")
+        return os.memfd_create(name)
     for directory in ("/dev/shm", "/tmp"):
         try:
             return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError:
             continue
-    raise GangrunError("no place for the script: neither memfd_create(2) nor O_TMPFILE works here")
+    raise GangrunError(f"no place for the {name}: neither memfd_create(2) nor O_TMPFILE works here")

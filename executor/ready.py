@@ -32,6 +32,10 @@ TAIL_BYTES = 1 << 14
 COMMAND_S = 30.0
 WORDS_BYTES = 4096
 URL = re.compile(r"(?:http://[^/:]*)?:?(?P<port>\d+)(?P<path>/[^\s#]*)?\Z")
+# What the stream puts before a rank's line; the pattern is for what the task printed.
+PREFIX = re.compile(
+    rb"^(?:\x1b\[36m)?\((?:setup|[A-Za-z0-9-]+,(?: rank=\d+,)?) pid=\d+(?:, ip=[^)\n]*)?\)(?:\x1b\[0m)? ", re.MULTILINE
+)
 STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})")
 # Its own standard output tells how the command ended, whoever reaps it; what the command prints goes to the other pipe.
 RUN_AND_TELL = 'bash -c "$1" >&2; echo $?'
@@ -251,14 +255,17 @@ class Words:
             if self._is_in_lines(chunk):
                 return True
         # A line that nobody has finished between two looks is a prompt: it counts as it stands.
-        return before == self._position and bool(self._unfinished and self._pattern.search(self._unfinished))
+        return before == self._position and bool(self._unfinished and self._is_in(self._unfinished))
 
     def _is_in_lines(self, chunk: bytes) -> bool:
         lines, newline, rest = (self._unfinished + chunk).rpartition(b"\n")
         self._unfinished = rest[-LINE_BYTES:]
-        if len(rest) > LINE_BYTES and self._pattern.search(rest):
+        if len(rest) > LINE_BYTES and self._is_in(rest):
             return True
-        return bool(newline and self._pattern.search(lines))
+        return bool(newline and self._is_in(lines))
+
+    def _is_in(self, text: bytes) -> bool:
+        return self._pattern.search(PREFIX.sub(b"", text)) is not None
 
     def close(self) -> None: ...
 

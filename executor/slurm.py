@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
+    from executor.hostnames import Hosts
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one rank; returns the script's exit code, 2 for a usage error, 125 for trouble of our own."""
@@ -86,6 +88,7 @@ def run(options: Options) -> int:
 
 def _live(options: Options, member: Member, gang: Gang, script: bytes, variables: Iterable[Mapping[str, str]]) -> int:
     """Say that the step has started, wait for setup, run the script, wait for the others; returns the script's code."""
+    member.hosts = _hosts(options, gang.me)
     _fire_alloc(options, gang)
     if options.setup_done_signal_file:
         member.wait_for_go(SignalFile(options.setup_done_signal_file))
@@ -146,6 +149,14 @@ def _launch(options: Options, me: identity.Identity) -> protocol.Launch | None:
         + "/"
         + protocol.attempt_name(_attempt())
     )
+
+
+def _hosts(options: Options, me: identity.Identity) -> Hosts | None:
+    if not options.hosts_file:
+        return None
+    from executor.hostnames import choose
+
+    return choose(options.hosts_file, options.hosts_means, lambda text: say(me, text))
 
 
 def _fire_alloc(options: Options, gang: Gang) -> None:
