@@ -283,7 +283,9 @@ class Driver:
         records = self._records(is_setup) if self._run or self._setup else []
         ranks = rank_reports(records, verdict, len(self._job.cluster_ips))
         self._directory.end(verdict, ranks)
-        tell(1, summary(self._job.job_id, verdict, ranks, self._job.log_dir, self._directory.age_s))
+        is_expected = verdict.state in (protocol.SUCCEEDED, protocol.CANCELLED)
+        if not (is_expected and os.environ.get(protocol.ENV_GROUP_DRIVER)):  # the group's own summary says it
+            tell(1, summary(self._job.job_id, verdict, ranks, self._job.log_dir, self._directory.age_s))
 
     # --- steps
 

@@ -33,7 +33,7 @@ LOOK_S = 0.1
 NO_NAMES = "none"
 NAMES_REQUIRED, NAMES_IF_ANY = "required", "auto"  # a node may lack what this one has
 TAIL_LINES = 10
-ENDED_WITH_GROUP = "ended with its group"
+ENDED_WITH_GROUP, CANCELLED_ALONE = "ended with its group", "cancelled alone"
 NO_MEANS = "host names need user namespaces or libnss_wrapper, and neither is here"
 READ_BYTES = 1 << 16
 KILL_MARGIN_S = 30.0  # a task's driver ends its own programs; it is killed itself only if it hangs
@@ -78,7 +78,7 @@ class Member:
         self.pid: int | None = None
         self.code: int | None = None
         self.restarts = 0
-        self.is_told = False  # to end
+        self.why_told = ""  # to end
         self.is_ready = False
         self.record: dict[str, Any] = {}
         self.ended: float | None = None
@@ -110,8 +110,8 @@ class Member:
 
     def report(self) -> dict[str, Any]:
         reason = self.record.get("reason") or ""
-        if self.is_told and self.state == protocol.CANCELLED:
-            reason = ENDED_WITH_GROUP
+        if self.why_told and self.state == protocol.CANCELLED:
+            reason = self.why_told
         return {
             "name": self.task.name, "is_primary": self.task.is_primary, "state": self.state, "exit_code": self.code,
             "reason": reason, "nodes": self.nodes, "restarts": self.restarts,
@@ -202,11 +202,10 @@ class GroupDriver:
     def _cancel_dynamic(self, name: str) -> None:
         for member in self._members:
             if member.task.name == name and member.task.is_dynamic and not member.has_ended:
-                if member.is_running:
-                    self._tell_to_end(member)
-                else:
+                self._tell_to_end(member, CANCELLED_ALONE)
+                if not member.is_running:
                     member.code, member.ended = protocol.EXIT_TERMINATED, time.time()
-                    member.record = {"state": protocol.CANCELLED, "reason": "cancelled before it began"}
+                    member.record = {"state": protocol.CANCELLED}
 
     def _may_start(self, member: Member) -> bool:
         if member.task.is_dynamic:
@@ -313,6 +312,7 @@ class GroupDriver:
             protocol.ENV_GROUP_NAME: self._group.name,
             protocol.ENV_GROUP_DIRECTORY: self._group.directory,
             protocol.ENV_TASK_NAME: member.task.name,
+            protocol.ENV_RESTARTS: str(member.restarts),
             **({protocol.ENV_COMPONENT: str(member.task.component)} if member.task.component is not None else {}),
             **{protocol.address_variable(name): address for name, address in heads.items()},
         }
@@ -323,12 +323,13 @@ class GroupDriver:
         for member in self._members:
             self._tell_to_end(member)
 
-    def _tell_to_end(self, member: Member) -> None:
-        if member.pid is None or member.is_told:
+    def _tell_to_end(self, member: Member, why: str = ENDED_WITH_GROUP) -> None:
+        if member.why_told or member.has_ended:
             return
-        member.is_told = True
-        os.kill(member.pid, signal.SIGTERM)
-        self._loop.after(member.task.grace_s + KILL_MARGIN_S, lambda: self._kill(member))
+        member.why_told = why
+        if member.pid is not None:
+            os.kill(member.pid, signal.SIGTERM)
+            self._loop.after(member.task.grace_s + KILL_MARGIN_S, lambda: self._kill(member))
 
     def _kill(self, member: Member) -> None:
         if member.pid is not None:
@@ -338,8 +339,9 @@ class GroupDriver:
 
     def _on_signal(self, arrival: Arrival) -> None:
         if arrival.number == signal.SIGCHLD:
-            for pid, status in reap():
+            for pid, status in list(reap()):  # before anybody is told anything: who is reaped cannot be signalled
                 self._on_end(pid, exit_code(status))
+            self._look()
         elif arrival.number in (signal.SIGUSR1, signal.SIGUSR2):
             for member in self._members:
                 if member.pid is not None:
@@ -359,9 +361,8 @@ class GroupDriver:
         self._directory.note("task_ended", task=member.task.name, state=member.state, exit_code=code)
         if not self._is_ending and self._may_restart(member):
             self._restart(member)
-        elif member.state != protocol.SUCCEEDED and not member.is_told:
+        elif member.state != protocol.SUCCEEDED and not member.why_told:
             tell(1, f"gangrun: task {member.task.name} is {member.state}, {protocol.describe_code(code)}\n")
-        self._look()
 
     def _may_restart(self, member: Member) -> bool:
         return member.state != protocol.SUCCEEDED and member.restarts < member.task.max_restarts
@@ -447,7 +448,8 @@ class GroupDriver:
 
 
 def _mark(member: Member, members: Sequence[Member]) -> str:
-    return " [P]" if member.task.is_primary and not all(one.task.is_primary for one in members) else ""
+    has_others = any(not one.task.is_primary and not one.task.is_dynamic for one in members)
+    return " [P]" if member.task.is_primary and has_others else ""
 
 
 class Placement:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from executor import protocol
-from executor.verdict import Verdict
+from executor.verdict import LOSS_WORDS, Verdict
 
+NODE_LOSS = LOSS_WORDS[:2]  # "on NODE" before those that name nobody
 FAILED_STATES = (protocol.FAILED, protocol.FAILED_SETUP, protocol.FAILED_DRIVER)
 
 
@@ -45,13 +46,28 @@ def verdict_of(tasks: Sequence[Standing], was_cancelled: bool, signal_number: in
     """The state and code of the whole. A failure that came before a cancel stands; nothing after it is a success."""
     failed = first_failure(tasks)
     if failed and failed.ended:
-        why = f"{failed.name}: {failed.ended.reason or protocol.describe_code(failed.ended.exit_code)}"
+        why = _why(_with_lost_node(tasks) or failed if failed.ended.state == protocol.FAILED_DRIVER else failed)
         return Verdict(failed.ended.state, failed.ended.exit_code or protocol.EXIT_INFRASTRUCTURE, [], None, why)
     primaries = [task for task in tasks if task.is_primary]
     if not was_cancelled and all(task.ended and task.ended.state == protocol.SUCCEEDED for task in primaries):
         return Verdict(protocol.SUCCEEDED, 0, [])
+    lost = _with_lost_node(tasks) if was_cancelled else None
+    if lost:  # it is Slurm that cancelled
+        return Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, _why(lost))
     stopped = next((task for task in primaries if task.ended and task.ended.state != protocol.SUCCEEDED), None)
     why = "cancelled by signal %d" % signal_number if was_cancelled else ""
     if stopped and stopped.ended and not was_cancelled:
         why = f"{stopped.name}: {stopped.ended.reason}"
     return Verdict(protocol.CANCELLED, protocol.exit_code_of_signal(signal_number), [], None, why)
+
+
+def _with_lost_node(tasks: Sequence[Standing]) -> Standing | None:
+    """Slurm ends all tasks when one loses its node; the one that says whose it was comes first."""
+    fell = [task for task in tasks if task.ended and task.ended.state == protocol.FAILED_DRIVER]
+    lost = (task for words in NODE_LOSS for task in fell if task.ended and words in task.ended.reason)
+    return next(lost, None)
+
+
+def _why(task: Standing) -> str:
+    assert task.ended is not None
+    return f"{task.name}: {task.ended.reason or protocol.describe_code(task.ended.exit_code)}"

@@ -18,7 +18,7 @@ from executor.shared import SignalFile, Watch, read_text
 
 TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Any, Callable
 
     from executor.hostnames import Hosts
@@ -165,7 +165,7 @@ class Member:
             self._me.rank, self._me.node_index, self._options.cluster_num_nodes, self._options.is_setup
         )
         self._log = Log(os.path.join(self._options.log_dir, log_name), lambda text: say(self._me, text))
-        self._log.begin(environ.get(protocol.ENV_ATTEMPT, "0"))
+        self._log.begin(_attempt(environ))
         self._ear = self._loop.every(ORDER_FIRST_S, ORDER_LONGEST_S, self._obey)
         code: int = self._loop.run()
         self._loop.cancel(self._ear)
@@ -387,3 +387,9 @@ class Member:
         reap()
         if self._script.group_is_gone:
             self._loop.stop(code)
+
+
+def _attempt(environ: Mapping[str, str]) -> str:
+    """`2`, or `0, restart 1` for a task that its group has started again."""
+    restarts = environ.get(protocol.ENV_RESTARTS, "0")
+    return environ.get(protocol.ENV_ATTEMPT, "0") + (f", restart {restarts}" if restarts != "0" else "")

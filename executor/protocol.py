@@ -53,6 +53,7 @@ ENV_HOSTS_MEANS = "GANGRUN_HOSTS_MEANS"
 ENV_ADDRESS_PREFIX = "GANGRUN_ADDR_"  # the address of a task's first node; the task's name in capitals follows
 ENV_GROUP_DIRECTORY = "GANGRUN_GROUP_DIR"  # where a script of a group asks for more tasks
 ENV_COMPONENT = "GANGRUN_COMPONENT"  # of a group's task: its component of a heterogeneous job
+ENV_RESTARTS = "GANGRUN_RESTARTS"  # of a group's task: how often its group has started it again
 ENV_TASK_NAME = "GANGRUN_TASK"  # the name of the group's task that this is
 ENV_GROUP_NAME = "SKYPILOT_JOBGROUP_NAME"
 ENV_LOCAL_LAUNCHER = "GANGRUN_LOCAL_LAUNCHER"  # its pid

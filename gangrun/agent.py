@@ -41,7 +41,11 @@ SLURM_FOLDERS = (
     "/cm/shared/apps/slurm/current/bin",
 )
 # What a login environment says to Slurm's commands: the request is on the command line, and nothing else counts.
-FOREIGN = ("SBATCH_", "SLURM_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SALLOC_", "SRUN_", "PMI_", "PMIX_")
+# Nor is a job that a task of ours submits a part of that task's gang or group.
+FOREIGN = (
+    "SBATCH_", "SLURM_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SALLOC_", "SRUN_", "PMI_", "PMIX_",
+    "GANGRUN_", "SKYPILOT_",
+)  # fmt: skip
 SECONDS = {"SLURM_TIME_FORMAT": "%s"}  # of what Slurm prints; a job must not inherit it
 JOB_ID = re.compile(r"^(\d+)(?:;([\w.-]+))?$")
 SUBMITTED = re.compile(r"^Submitted batch job (\d+)(?: on cluster ([\w.-]+))?")
@@ -427,8 +431,9 @@ def op_poll(root: str, runs: List[Dict[str, Any]], squeue: List[str], sacct: Lis
     for name in sorted({run["cluster"] or "" for run in runs}):
         rows = command(["squeue", *of_cluster(name), *squeue, "--user=%d" % os.getuid()])
         answer["squeue"][name] = rows
-        ids = [run["job"] for run in runs if (run["cluster"] or "") == name and run["job"]]
-        absent = sorted(set(ids) - set(FIRST_NUMBER.findall(rows["stdout"])))
+        seen = {line.rpartition("|")[2].strip() for line in rows["stdout"].splitlines()}  # by name: ids are used again
+        here = [run for run in runs if (run["cluster"] or "") == name and run["job"]]
+        absent = sorted({run["job"] for run in here if run["run"] not in seen})
         if accounting and rows["rc"] == 0 and absent:
             answer["sacct"][name] = account(name, sacct, absent)
     return answer
@@ -593,7 +598,9 @@ def end(run: Dict[str, Any], job: str, how: str) -> Answer:
         how = "hard"
     if how != "force":
         return command(["scancel", *where, *CANCEL[how], job])
-    rows = command(["squeue", *where, "--steps", "--noheader", "--jobs=" + job, "--format=%i"])
+    own = command(["squeue", *where, "--noheader", "--jobs=" + job, "--format=%A"])  # each component has an id
+    jobs = ",".join(own["stdout"].split()) or job
+    rows = command(["squeue", *where, "--steps", "--noheader", "--jobs=" + jobs, "--format=%i"])
     steps = [step for step in rows["stdout"].split() if step.partition(".")[2].isdigit()]
     return command(["scancel", *where, "--signal=KILL", *steps]) if steps else rows
 

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from codegen import Job, SpecError, render_driver
 from codegen.bundle import write_files
@@ -50,7 +50,6 @@ class Joined:
         self._status = os.path.join(
             protocol.job_directory(os.path.expanduser(home), slurm_job_id, job.job_id), protocol.STATUS_NAME
         )
-        self.output = os.path.join(directory, protocol.TASKS_NAME, name + ".out")
 
     def record(self) -> states.Record | None:
         try:
@@ -66,30 +65,6 @@ class Joined:
             if record is not None and record.is_terminal:
                 return record
             sleep(POLL_S)
-
-    def follow(self, sleep: Callable[[float], None] = time.sleep) -> Iterator[bytes]:
-        """Its output, until it has ended."""
-        offset, is_over = 0, False
-        while True:
-            piece = _tail(self.output, offset)
-            offset += len(piece)
-            if piece:
-                yield piece
-            elif is_over:
-                return
-            else:
-                record = self.record()
-                is_over = record is not None and record.is_terminal
-                sleep(POLL_S)
-
-
-def _tail(path: str, offset: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            return file.read()
-    except OSError:
-        return b""
 
 
 def _free_name(directory: str, wanted: str) -> str:

@@ -76,7 +76,13 @@ def _task_row(task: Mapping[str, Any], has_others: bool, now: float) -> tuple[st
     since = "" if started is None else age((task.get("ended") or now) - started)
     record = states.parse_record(json.dumps({**task, "attempt": 0}))
     what_now = "; ".join(filter(None, (states.progress(record), str(task.get("reason") or ""))))
-    return (name, "", "", str(task["state"]), str(task["num_nodes"]), str(task["restarts"]), since, what_now)
+    nodes = str(task.get("num_nodes") or len(task["nodes"]))
+    return (name, "", "", str(task["state"]), nodes, str(task["restarts"]), since, what_now)
+
+
+def _task_words(task: Mapping[str, Any]) -> list[str]:
+    nodes = ", ".join(task["nodes"])
+    return [str(task["state"]), f"on {nodes}" if nodes else "", str(task.get("reason") or "")]
 
 
 def what(run: Run, now: float) -> str:
@@ -102,6 +108,8 @@ def status_lines(run: Run, record: Mapping[str, Any], now: float) -> list[str]:
         lines.append("  commit " + commit[:12] + (" with uncommitted changes" if run.meta.get("is_dirty") else ""))
     if not run.is_final and (words := what(run, now)):
         lines.append("  " + words)
+    for task in run.tasks:
+        lines.append("  task {}: {}".format(task["name"], "; ".join(filter(None, _task_words(task)))))
     for rank in record.get("ranks") or []:
         lines.append("  " + rank_line(rank))
     return lines

@@ -86,9 +86,7 @@ def _join(work: Task | Group, detach: bool, as_json: bool) -> int:
         say(f"task {member.name} joins group {os.environ.get(protocol.ENV_GROUP_NAME)}")
     if detach or as_json:
         return 0
-    for piece in member.follow():
-        _write(piece)
-    record = member.wait()
+    record = member.wait()  # its output is in the group's already
     say(f"task {member.name} is {record.state}" + (f": {record.reason}" if record.reason else ""))
     return {protocol.SUCCEEDED: 0, protocol.CANCELLED: states.EXIT_CANCELLED}.get(record.state, states.EXIT_FAILED)
 
@@ -259,6 +257,8 @@ def logs(
     if download:
         return _download(job, download, as_json)
     names = _log_names(job, _task_name(job, task), rank, node, setup, follow)
+    if names == [OUTPUT] and not as_json:
+        _tell_tasks(job)
     if follow and len(names) > 1:
         raise SpecError("-f follows one log, and there are {}; choose with --rank".format(", ".join(names)))
     if follow:
@@ -267,6 +267,13 @@ def logs(
         _print_log(job, name, lines, driver, as_json, len(names) > 1)
     run = job.status(max_age_s=5.0)
     return _code(run)
+
+
+def _tell_tasks(job: Job) -> None:
+    names = task_names(job.run)
+    if names:
+        has = ", ".join(f"{index} {name}" for index, name in enumerate(names))
+        show.say(f"all tasks together ({has}); one alone: gangrun logs {job.run_id} TASK")
 
 
 def _task_name(job: Job, word: str | None) -> str | None:
@@ -388,10 +395,13 @@ def _download(job: Job, directory: str, as_json: bool) -> int:
 
 
 def _save(tar: Any, member: Any, directory: str) -> None:
-    path = os.path.join(directory, os.path.basename(member.name))
+    """Those of a group's ranks in a folder for each task: their names are the same in all."""
+    *folders, name = [part for part in member.name.split("/") if part not in ("", ".", "..")]
+    folder = os.path.join(directory, *folders[1:])
     source = tar.extractfile(member)
     if source is not None:
-        with open(path, "wb") as file:
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, name), "wb") as file:
             file.write(source.read())
 
 
