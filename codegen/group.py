@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from codegen.archive import executor_archive
 from codegen.render import render
 from codegen.slurm import render_driver, sbatch_options
-from codegen.spec import Job
+from codegen.spec import Job, Resources, SpecError
 from executor import protocol
 
 TEMPLATE = "group_driver.py.j2"
+# --gres=gpu:2, --gres=gpu:h100:2, --mem=1024M
+COUNTED = re.compile(r"(?P<name>--gres=gpu|--mem)(?::(?P<kind>[^:=]+))?(?P<sign>[:=])(?P<count>\d+)(?P<unit>M?)")
+# What is said once for a heterogeneous job. All else is of each component: sbatch forgets a partition, `--exclusive`
+# and more where the next component begins (measured).
+OF_THE_WHOLE = {
+    *("--job-name", "--comment", "--chdir", "--output", "--error", "--input", "--open-mode", "--export"),
+    *(
+        "--requeue",
+        "--no-requeue",
+        "--signal",
+        "--dependency",
+        "--begin",
+        "--deadline",
+        "--hold",
+        "--nice",
+        "--priority",
+    ),
+    *("--mail-type", "--mail-user", "--licenses", "--nodelist", "--clusters", "--cluster", "--wckey"),
+}
 
 
 @dataclass(frozen=True)
@@ -81,38 +102,64 @@ def render_group_driver(group: JobGroup) -> str:
 def group_sbatch_options(group: JobGroup, output: str, extra: Sequence[str], own: Sequence[Sequence[str]]) -> list[str]:
     """sbatch's options: one set, or for a heterogeneous job one per component with `:` between them.
 
-    `extra` belongs to the whole, `own` to each task.
+    `extra` belongs to the whole, `own` to each task. Raises SpecError for tasks that cannot be on one node.
     """
-    whole = group.tasks[0].job
-    sets = [sbatch_options(task.job, output, [*extra, *mine]) for task, mine in zip(group.tasks, own)]
     if group.tasks[0].component is None:
-        return _with_nodes(sets[0], group)
+        return sbatch_options(_as_one(group), output, [*extra, *_own_as_one(group, own)])
+    sets = [sbatch_options(task.job, output, [*extra, *mine]) for task, mine in zip(group.tasks, own)]
     first, *rest = sets
-    shared = {option.partition("=")[0] for option in _whole_options(whole, output, extra)}
     for options in rest:
-        first += [":", *(option for option in options if option.partition("=")[0] not in shared)]
+        first += [":", *(option for option in options if option.partition("=")[0] not in OF_THE_WHOLE)]
     return first
 
 
-def _with_nodes(options: list[str], group: JobGroup) -> list[str]:
+def _as_one(group: JobGroup) -> Job:
+    """One job whose nodes hold all that may meet on them."""
     counts = [task.num_nodes for task in group.tasks]
-    nodes = max(counts) if group.is_shared or not group.is_parallel else sum(counts)
-    return ["--nodes=%d" % nodes if option.startswith("--nodes=") else option for option in options]
+    needs = [task.job.resources for task in group.tasks]
+    together = _together(group)
+    return dataclasses.replace(
+        group.tasks[0].job,
+        num_nodes=sum(counts) if together is None else max(counts),
+        resources=Resources(
+            cpus=(together or max)(need.cpus for need in needs),
+            gpus=(together or max)(need.gpus for need in needs),
+        ),
+    )
 
 
-def _whole_options(job: Job, output: str, extra: Sequence[str]) -> list[str]:
-    return [option for option in sbatch_options(job, output, extra) if option.partition("=")[0] not in PER_COMPONENT]
+def _together(group: JobGroup) -> Callable[[Iterable[int]], int] | None:
+    """What a node needs of what its tasks need: all of it if they share it, the most if they take turns.
+
+    None if each task has nodes of its own, which are all alike.
+    """
+    if not group.is_parallel:
+        return max
+    return sum if group.is_shared else None
 
 
-PER_COMPONENT = {
-    "--nodes",
-    "--ntasks-per-node",
-    "--cpus-per-task",
-    "--gpus-per-node",
-    "--gres",
-    "--mem",
-    "--constraint",
-}
+def _own_as_one(group: JobGroup, own: Sequence[Sequence[str]]) -> list[str]:
+    together = _together(group) or max
+    said = [option for mine in own for option in mine]
+    counted = {
+        name: [match for match in map(COUNTED.fullmatch, said) if match and match["name"] == name]
+        for name in ("--gres=gpu", "--mem")
+    }
+    others = dict.fromkeys(option for option in said if not COUNTED.fullmatch(option))
+    constraints = [option for option in others if option.startswith("--constraint=")]
+    if len(constraints) > 1:
+        raise SpecError(f"tasks on the same nodes must agree on these: {', '.join(constraints)}")
+    return [*others, *(_one(matches, together) for matches in counted.values() if matches)]
+
+
+def _one(matches: Sequence[re.Match[str]], together: Callable[[Iterable[int]], int]) -> str:
+    """`--gres=gpu:h100:3` of `--gres=gpu:h100:2` and `--gres=gpu:1`: any kind will do for the latter."""
+    kinds = sorted({match["kind"] for match in matches if match["kind"]})
+    if len(kinds) > 1:
+        raise SpecError(f"tasks on the same nodes ask for GPUs of different kinds: {', '.join(kinds)}")
+    kind = f":{kinds[0]}" if kinds else ""
+    first = matches[0]
+    return f"{first['name']}{kind}{first['sign']}{together(int(match['count']) for match in matches)}{first['unit']}"
 
 
 def _bytes(text: str) -> bytes:

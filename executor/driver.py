@@ -235,8 +235,12 @@ class Driver:
         return kind is None or issubclass(kind, Exception)
 
     def _own_files(self, verdict: Verdict) -> list[str]:
-        """What ends with the job; a requeued job will want its secrets again, but not those of a one-shot driver."""
-        is_over = verdict.state in protocol.TERMINAL_STATES or self._job.remove_at_end
+        """What ends with the job; a requeued job will want its secrets again, but not those of a one-shot driver.
+
+        So will a task that its group starts again: a group's secrets end with the group.
+        """
+        is_member = protocol.ENV_GROUP_DRIVER in os.environ
+        is_over = (verdict.state in protocol.TERMINAL_STATES and not is_member) or self._job.remove_at_end
         secrets = [self._job.secrets_file] if self._job.secrets_file and is_over else []
         return [*secrets, *self._job.remove_at_end]
 

@@ -6,8 +6,10 @@ ranks, grace, exit codes and records are its own driver's.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -24,7 +26,7 @@ from executor.output import Framer, Log, Stream, tell
 from executor.process import exit_code, reap, spawn
 from executor.protocol import GangrunError, UsageError
 from executor.ready import Probe
-from executor.shared import write_in_place
+from executor.shared import remove_quietly, write_in_place
 from executor.verdict import Verdict
 
 __all__ = ["Group", "Task", "main", "this_slurm_job"]
@@ -33,9 +35,12 @@ LOOK_S = 0.1
 NO_NAMES = "none"
 NAMES_REQUIRED, NAMES_IF_ANY = "required", "auto"  # a node may lack what this one has
 TAIL_LINES = 10
+STOPPED_CODES = [protocol.exit_code_of_signal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+ENDED_BY_ITSELF = (protocol.SUCCEEDED, protocol.FAILED, protocol.FAILED_SETUP)
 ENDED_WITH_GROUP, CANCELLED_ALONE = "ended with its group", "cancelled alone"
 NO_MEANS = "host names need user namespaces or libnss_wrapper, and neither is here"
 READ_BYTES = 1 << 16
+RECORD_S, BACKED_UP_S, DRAIN_S = 1.0, 0.05, 1.0
 KILL_MARGIN_S = 30.0  # a task's driver ends its own programs; it is killed itself only if it hangs
 
 
@@ -81,6 +86,8 @@ class Member:
         self.why_told = ""  # to end
         self.is_ready = False
         self.record: dict[str, Any] = {}
+        self.looked = 0.0  # when its record may be read again
+        self.pipes: set[int] = set()
         self.ended: float | None = None
         self.framer = Framer(b"[%s] " % task.name.encode())
 
@@ -97,7 +104,8 @@ class Member:
     def state(self) -> str:
         state = str(self.record.get("state") or protocol.PENDING)
         if self.code is not None and state not in protocol.TERMINAL_STATES:
-            return protocol.FAILED_DRIVER
+            # Slurm tells the drivers of the tasks as well as us, and one that has just begun dies of it.
+            return protocol.CANCELLED if self.why_told or self.code in STOPPED_CODES else protocol.FAILED_DRIVER
         return state
 
     @property
@@ -151,18 +159,20 @@ class GroupDriver:
             self._hosts_file = os.path.join(self._launch.directory, "hosts")
             self._write_hosts()
             self._requests.open()
-            self._choose_names()
         except OSError as error:
             self._directory.clean()
             words = f"cannot write the group's directory {self._directory.path}: {error.strerror}"
             raise GangrunError(words) from error
         self._directory.enter(protocol.PENDING)
         try:
+            self._choose_names()
             self._look()
             self._directory.enter(protocol.RUNNING)
             self._loop.every(LOOK_S, LOOK_S, self._look)
             self._loop.run()
             return self._finish()
+        except Exception as error:  # whatever it is: somebody waits for the group's record
+            return self._fail(error)
         finally:
             for member in self._members:
                 self._kill(member)
@@ -212,13 +222,14 @@ class GroupDriver:
             before = self._members[: self._members.index(member)]
             return all(one.is_placed for one in before if one.task.is_dynamic)
         if not self._group.is_parallel:
-            before = self._members[: self._members.index(member)]
+            before = self._members[: self._members.index(member)]  # joined ones come after all of these
             return all(one.has_ended and one.state == protocol.SUCCEEDED for one in before)
         return all(self._is_ready(self._member(name)) for name in member.task.after)
 
     def _is_stuck(self) -> bool:
         """A pipeline, one of whose tasks did not do its part, whatever the reason."""
-        unwell = [one for one in self._members if one.has_ended and one.state != protocol.SUCCEEDED]
+        declared = [one for one in self._members if not one.task.is_dynamic]
+        unwell = [one for one in declared if one.has_ended and one.state != protocol.SUCCEEDED]
         return not self._group.is_parallel and bool(unwell)
 
     def _member(self, name: str) -> Member:
@@ -259,6 +270,7 @@ class GroupDriver:
             member.pid = spawn(argv, self._environ(member), stdout=write_end, stderr=write_end)
         finally:
             os.close(write_end)
+        member.pipes.add(read_end)
         self._loop.watch(read_end, lambda: self._on_output(member, read_end))
         if task.ready is not None:
             self._close_probe(task.name)
@@ -347,14 +359,19 @@ class GroupDriver:
                 if member.pid is not None:
                     os.kill(member.pid, arrival.number)
         elif arrival.number != signal.SIGCONT and self._cancelled_by is None:
-            self._cancelled_by = arrival.number
             self._directory.note("cancel", signal=arrival.number)
-            self._end_all()
+            if not self._is_ending:  # else all are told already, and what the group is called is settled
+                self._cancelled_by = arrival.number
+                self._end_all()
 
     def _on_end(self, pid: int, code: int) -> None:
         member = next((one for one in self._members if one.pid == pid), None)
         if member is None:
             return
+        for pipe in list(member.pipes):  # what it said last
+            while self._take_output(member, pipe):
+                self._push_out()
+        member.looked = 0.0
         self._read_record(member)
         member.pid, member.code = None, code
         member.ended = float(member.record.get("ended") or time.time())
@@ -374,17 +391,41 @@ class GroupDriver:
         member.code, member.ended, member.record, member.is_ready = None, None, {}, False
         self._start(member)
 
-    def _on_output(self, member: Member, fd: int) -> None:
+    def _on_output(self, member: Member, pipe: int) -> None:
+        self._take_output(member, pipe)
+
+    def _take_output(self, member: Member, pipe: int) -> bool:
+        """True if there was some, and there may be more. A task that was started again has a pipe of its own."""
         try:
-            chunk = os.read(fd, READ_BYTES)
+            chunk = os.read(pipe, READ_BYTES)
         except BlockingIOError:
-            return
-        if not chunk:
-            self._loop.forget(fd)
-            os.close(fd)
-        else:
+            return False
+        if chunk:
             self._log(member).write(chunk)
+        else:
+            self._loop.forget(pipe)
+            os.close(pipe)
+            member.pipes.discard(pipe)
+            self._log(member).close()
         self._stream.write(member.framer.feed(chunk) if chunk else member.framer.flush())
+        if self._stream.is_backed_up and chunk:  # the pipe fills, and the task waits, as it would without us
+            self._loop.forget(pipe)
+            self._loop.after(BACKED_UP_S, lambda: self._read_on(member, pipe))
+        return bool(chunk)
+
+    def _read_on(self, member: Member, pipe: int) -> None:
+        self._stream.push()
+        if pipe not in member.pipes:
+            return
+        if self._stream.is_backed_up:
+            self._loop.after(BACKED_UP_S, lambda: self._read_on(member, pipe))
+        else:
+            self._loop.watch(pipe, lambda: self._on_output(member, pipe))
+
+    def _push_out(self) -> None:
+        """Until the reader has it all, or takes nothing more for a while."""
+        while self._stream.is_backed_up and select.select([], [self._stream.fd], [], DRAIN_S)[1]:
+            self._stream.push()
 
     def _log(self, member: Member) -> Log:
         name = member.task.name
@@ -397,8 +438,10 @@ class GroupDriver:
     # --- what is known and told
 
     def _read_record(self, member: Member) -> None:
-        if not member.is_running:
+        if not member.is_running or time.monotonic() < member.looked:
             return
+        # Soon while it is about to begin, as others may wait for that; then seldom: the shared file system is asked.
+        member.looked = time.monotonic() + (RECORD_S if member.is_placed else 0.0)
         name = protocol.member_job_id(self._group.job_id, member.task.name)
         path = protocol.job_directory(self._home, self._group.slurm_job_id, name)
         try:
@@ -430,12 +473,36 @@ class GroupDriver:
         verdict = verdict_of(standings, self._cancelled_by is not None, self._cancelled_by or signal.SIGTERM)
         if self._failure and verdict.state == protocol.CANCELLED:
             verdict = Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, self._failure)
-        if verdict.state == protocol.CANCELLED and slurm_commands.fate(self._group.slurm_job_id).is_requeued:
+        if verdict.state not in ENDED_BY_ITSELF and slurm_commands.fate(self._group.slurm_job_id).is_requeued:
             verdict = Verdict(protocol.PENDING, verdict.exit_code, [], None, "Slurm runs the job again")
+        elif verdict.state == protocol.FAILED_DRIVER:
+            verdict = verdict._replace(reason=self._with_lost_nodes(verdict.reason))
         self._publish()
-        self._directory.end(verdict, [])
+        return self._end(verdict)
+
+    def _fail(self, error: Exception) -> int:
+        kind = "" if isinstance(error, GangrunError) else f"the group's driver failed: {type(error).__name__}: "
+        code = error.exit_code if isinstance(error, GangrunError) else protocol.EXIT_INFRASTRUCTURE
+        return self._end(Verdict(protocol.FAILED_DRIVER, code, [], None, kind + " ".join(str(error).split())))
+
+    def _end(self, verdict: Verdict) -> int:
+        code = verdict.exit_code
+        try:
+            self._directory.end(verdict, [])
+        except OSError as trouble:
+            code = code or protocol.EXIT_INFRASTRUCTURE
+            tell(1, f"gangrun: cannot record how the group ended ({verdict.state}): {trouble}\n")
+        if verdict.state in protocol.TERMINAL_STATES:
+            for path in glob.glob(os.path.join(glob.escape(self._group.directory), protocol.member_secrets_name("*"))):
+                remove_quietly(path)
         tell(1, self._summary(verdict))
-        return verdict.exit_code
+        return code
+
+    def _with_lost_nodes(self, reason: str) -> str:
+        """Slurm's own words may name the wrong node (24.11), or none."""
+        down = slurm_commands.down_nodes(sorted({node for member in self._members for node in member.nodes}))
+        theirs = [member.task.name for member in self._members if {*member.nodes} & {*down}]
+        return f"lost {', '.join(down)}, of {', '.join(theirs)} ({reason})" if down else reason
 
     def _summary(self, verdict: Verdict) -> str:
         code = "" if verdict.exit_code == 0 else ", " + protocol.describe_code(verdict.exit_code)

@@ -51,8 +51,8 @@ def verdict_of(tasks: Sequence[Standing], was_cancelled: bool, signal_number: in
     primaries = [task for task in tasks if task.is_primary]
     if not was_cancelled and all(task.ended and task.ended.state == protocol.SUCCEEDED for task in primaries):
         return Verdict(protocol.SUCCEEDED, 0, [])
-    lost = _with_lost_node(tasks) if was_cancelled else None
-    if lost:  # it is Slurm that cancelled
+    lost = _with_lost_node(tasks)
+    if lost:  # it is Slurm that stopped the others
         return Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, _why(lost))
     stopped = next((task for task in primaries if task.ended and task.ended.state != protocol.SUCCEEDED), None)
     why = "cancelled by signal %d" % signal_number if was_cancelled else ""

@@ -30,6 +30,7 @@ LOOK_BYTES = 8 << 20  # and in one look
 LINE_BYTES = 1 << 16  # of an unfinished line that are kept
 TAIL_BYTES = 1 << 14
 COMMAND_S = 30.0
+PAUSE_S = 0.5  # between two runs of a command
 WORDS_BYTES = 4096
 URL = re.compile(r"(?:http://[^/:]*)?:?(?P<port>\d+)(?P<path>/[^\s#]*)?\Z")
 # What the stream puts before a rank's line; the pattern is for what the task printed.
@@ -279,11 +280,13 @@ class Command:
         self._pid: int | None = None
         self._code = self._words = -1
         self._said = self._printed = b""
-        self._deadline = 0.0
+        self._deadline = self._again = 0.0
         self.problem = "not run yet"
 
     def look(self, wait_s: float) -> bool:
         if self._pid is None:
+            if time.monotonic() < self._again:
+                return False
             self._start()
         select.select([self._code], [], [], wait_s)
         has_ended = self._read()
@@ -293,6 +296,7 @@ class Command:
         self.close()
         if has_ended and code == "0":
             return True
+        self._again = time.monotonic() + PAUSE_S
         how = (f"exit code {code}" if code else "killed") if has_ended else f"not ended in {COMMAND_S:.0f} s"
         last = self._printed.decode("utf-8", "replace").split("\n")
         self.problem = ": ".join(

@@ -89,6 +89,13 @@ def lost_nodes(slurm_job_id: str, wanted: Sequence[str]) -> list[str]:
     return [] if names is None else [node for node in wanted if node not in names.split()]
 
 
+def down_nodes(nodes: Sequence[str]) -> list[str]:
+    """Those of the nodes that Slurm has given up (sinfo(1), NODE STATE CODES; `*` stands for: does not answer)."""
+    argv = ["sinfo", "--noheader", "--Node", "--nodes=" + ",".join(nodes), "--format=%N %t"]
+    rows = [line.split() for line in (output_of(argv) or "").splitlines()]
+    return sorted({row[0] for row in rows if len(row) == 2 and row[1].startswith("down")})
+
+
 class Fate(NamedTuple):
     """What Slurm is about to do with a job whose run is being ended."""
 

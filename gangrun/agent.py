@@ -577,6 +577,9 @@ def op_cancel(root: str, runs: List[Dict[str, Any]], how: str) -> Answer:
         if os.path.isdir(directory):
             write_private(os.path.join(directory, TOMBSTONE), b"%d\n" % int(time.time()))
         job = run["job"] or (known_job(directory) or (None, None))[0]
+        if not run["has_driver"]:  # and with the mark there will be none, which would remove them
+            for path in glob.glob(os.path.join(glob.escape(directory), "secrets*")):
+                remove(path)
         if job:
             answers[run["run"]] = end(run, job, how)
     return {"answers": answers}
@@ -698,7 +701,9 @@ def op_remove(root: str, runs: List[Dict[str, Any]], snapshots: List[str]) -> An
         job = run["job"] or (known_job(run_path(home, name)) or (None, None))[0]
         shutil.rmtree(run_path(home, name), ignore_errors=True)
         if job and job.isdigit():
-            shutil.rmtree(os.path.join(home, job, name), ignore_errors=True)
+            for path in glob.glob(os.path.join(glob.escape(os.path.join(home, job, name)) + "*")):
+                if os.path.basename(path) == name or os.path.basename(path).startswith(name + "."):
+                    shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.join(home, job))
         removed.append(name)

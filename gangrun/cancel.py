@@ -118,7 +118,7 @@ def cancel_task(job: Job, word: str, sleep: Callable[[float], None] = time.sleep
         )
     job.cluster.host.call("ask", root=run.root, run=run.run, line=json.dumps({"cancel": name}))
     for _ in range(round(TASK_PATIENCE_S / LOOK_S)):
-        found = next(task for task in job.status().tasks if task["name"] == name)
+        found = next((task for task in job.status().tasks if task["name"] == name), tasks[name])
         if found["state"] in protocol.TERMINAL_STATES or job.run.is_final:
             break
         sleep(LOOK_S)

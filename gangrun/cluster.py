@@ -29,7 +29,6 @@ INTERVAL_GROWTH = 1.3
 LONGEST_GAP_S = 120.0  # a longer silence between two answers says nothing about what was between them
 REOPENED_S = 86400.0  # for this long a lost run is asked about again: its record may come late
 SUBMIT_PATIENCE_S = 120.0  # a run without a job for this long was never submitted
-CANCEL_MARGIN_S = 15.0
 POLL_LOCK_TIMEOUT_S = 120.0
 
 
@@ -122,6 +121,7 @@ class Cluster:
         except BaseException:
             self.records.forget(run)
             raise
+        self.records.change(run, submitted=time.time())  # an upload may have taken long
         self._submit(intent, root, say)
         return Job(self, run)
 
@@ -139,7 +139,9 @@ class Cluster:
         except KeyboardInterrupt:
             say(words)
             raise
-        self.records.change(run, job=job, cluster=cluster, state=protocol.PENDING)
+        # Who looked meanwhile may have given the run up.
+        fresh = {"state": protocol.PENDING, "is_final": False, "reason": "", "ended": None}
+        self.records.change(run, job=job, cluster=cluster, **fresh)
 
     def _snapshot(self, workdir: str, dirty: bool, say: Callable[[str], None]) -> snapshot.Snapshot:
         taken = snapshot.take(os.path.expanduser(workdir), str(state_directory() / "snapshots"), dirty=dirty)
@@ -180,7 +182,7 @@ class Cluster:
 
     def _poll(self, before: Poll) -> None:
         recent = time.time() - REOPENED_S
-        is_open = f"(NOT is_final OR (state = '{states.LOST}' AND submitted > {recent}))"
+        is_open = f"(NOT is_final OR (state = '{states.LOST}' AND ended > {recent}))"
         by_root: dict[str, list[Run]] = {}
         for run in self.records.all(self.name, is_open):
             by_root.setdefault(run.root, []).append(run)
@@ -386,6 +388,7 @@ class Seen(NamedTuple):
             cancel_asked=run.cancel_asked or run.run in self.answer["cancelled"],
             age_s=self.now - run.submitted,
             last_rows=rows or tuple(states.QueueRow(*fields) for fields in run.evidence.get("rows", ())),
+            may_requeue=run.meta.get("request", {}).get("requeue") != "false",
             now=self.now,
         )
 
@@ -428,7 +431,7 @@ def _news(run: Run, seen: Seen) -> dict[str, Any]:
         "progress": "" if verdict.is_final else states.progress(record),
         "estimate": waits_until,
         "started": record.started if record else run.started,
-        "ended": (record.ended if record else None) or (seen.now if verdict.is_final else None),
+        "ended": (record.ended if record else None) or (run.ended or seen.now if verdict.is_final else None),
         "absent_s": evidence.absent_s,
         "seen": seen.now if seen.has_answered(cluster) else run.seen,
         "tasks": seen.tasks(run),
@@ -450,7 +453,8 @@ def _accounting(answers: Sequence[Mapping[str, Any]], has_answered: bool) -> boo
 
 
 def _never_submitted(run: Run, seen: Seen) -> dict[str, Any]:
-    if seen.answer["submitting"].get(run.run) or seen.now - run.submitted < SUBMIT_PATIENCE_S:
+    is_recent = time.time() - run.submitted < SUBMIT_PATIENCE_S  # both on this machine's clock
+    if seen.answer["submitting"].get(run.run) or is_recent:
         return {"state": SUBMITTING}
     words = "it never reached Slurm: the launch was interrupted"
     return {"state": protocol.FAILED_DRIVER, "is_final": True, "reason": words, "ended": seen.now}

@@ -64,7 +64,9 @@ def plan_group(
     extra = launch.whole_options(run, place, request)
     options = group_sbatch_options(spec, output, extra, [launch.own_options(place, one) for one in own])
     files = GroupBundle(spec).files()
-    return launch.planned(run, place, files, options, _metadata(group, run, request, snapshots), trees)
+    longest_s = max(task.job.grace_s for task in tasks)
+    meta = {**_metadata(group, run, request, snapshots), "grace_s": longest_s}  # what a cancel waits for
+    return launch.planned(run, place, files, options, meta, trees)
 
 
 def _task(
@@ -103,6 +105,7 @@ def _metadata(group: Group, run: str, request: Request, snapshots: Mapping[str, 
     return {
         **launch.identity(run, group.name, group.num_nodes, request),
         "tasks": names,
+        "task_nodes": {member.task.name: member.task.num_nodes for member in group.members},
         "primary": [member.task.name for member in group.members if member.is_primary],
         **launch.origin(list(found.values())),
     }

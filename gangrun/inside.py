@@ -38,23 +38,33 @@ def join(task: Task, name: str | None = None) -> Joined:
     files[protocol.member_driver_name(label)] = render_driver(job, secrets_name).encode("utf-8", "surrogateescape")
     write_files(directory, files)
     _ask(directory, _request(job, label))
-    return Joined(directory, label, job)
+    return Joined(label, job)
 
 
 class Joined:
     """A member of this process's group that was asked for."""
 
-    def __init__(self, directory: str, name: str, job: Job) -> None:
+    def __init__(self, name: str, job: Job) -> None:
         self.name = name
-        home, slurm_job_id = job.cluster_home or "~", os.environ.get(protocol.SLURM_JOB_ID, "")
-        self._status = os.path.join(
-            protocol.job_directory(os.path.expanduser(home), slurm_job_id, job.job_id), protocol.STATUS_NAME
-        )
+        self._home, self._job_id = os.path.expanduser(job.cluster_home or "~"), job.job_id
 
     def record(self) -> states.Record | None:
+        """What its driver recorded, or, where it never had one, what the group's says of it."""
+        own = states.parse_record(self._read(self._job_id))
+        if own is not None and own.is_terminal:
+            return own
         try:
-            with open(self._status, encoding="utf-8") as file:
-                return states.parse_record(file.read())
+            group = json.loads(self._read(self._job_id.rpartition(".")[0]) or "{}")
+        except ValueError:
+            return own
+        told = next((task for task in group.get("tasks") or () if task["name"] == self.name), None)
+        return states.parse_record(json.dumps({**told, "attempt": 0})) if told else own
+
+    def _read(self, job_id: str) -> str | None:
+        directory = protocol.job_directory(self._home, os.environ.get(protocol.SLURM_JOB_ID, ""), job_id)
+        try:
+            with open(os.path.join(directory, protocol.STATUS_NAME), encoding="utf-8") as file:
+                return file.read()
         except OSError:
             return None
 

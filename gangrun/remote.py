@@ -25,7 +25,7 @@ from importlib import resources
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from codegen.spec import SpecError
 from executor import protocol
@@ -44,6 +44,7 @@ NAMES = {
     "requests": protocol.REQUESTS_NAME,
 }
 LOGIN_LOOK_S = 2.0
+END_S = 0.5  # for the last words of a program that was killed
 SSH_FAILED = 255
 # Shorter than a socket's longest name: 104 bytes on some systems, and ssh adds 17 for a temporary one.
 LONGEST_SOCKET = 80
@@ -172,11 +173,14 @@ class SshHost(Host):
         self._socket = self._socket or str(control_directory() / _short(self.name + self._route()))
         if self._is_alive(self._socket):
             return
-        with FileLock(self._socket + ".lock", timeout=LOGIN_TIMEOUT_S):
-            if not self._is_alive(self._socket):
-                with contextlib.suppress(OSError):  # a dead one in its place, and ssh goes on without sharing
-                    os.unlink(self._socket)
-                self._login()
+        try:
+            with FileLock(self._socket + ".lock", timeout=LOGIN_TIMEOUT_S):
+                if not self._is_alive(self._socket):
+                    with contextlib.suppress(OSError):  # a dead one in its place, and ssh goes on without sharing
+                        os.unlink(self._socket)
+                    self._login()
+        except Timeout as error:
+            raise Unreachable(f"{self.name}: another process has been logging in for too long") from error
 
     def _route(self) -> str:
         """What ssh makes of the alias now: another user, port, jump host or key is another connection."""
@@ -280,7 +284,10 @@ def _feed(stdin: IO[bytes], head: bytes, payload: IO[bytes] | None) -> None:
 def _end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     with contextlib.suppress(ProcessLookupError):  # it may have ended this moment
         os.killpg(process.pid, signal.SIGKILL)
-    return process.communicate()
+    try:
+        return process.communicate(timeout=END_S)
+    except subprocess.TimeoutExpired:  # ssh is gone, but its shared connection holds the pipes until the host is done
+        return b"", b""
 
 
 def _quietly(argv: Sequence[str], limit_s: float) -> tuple[int | None, str]:

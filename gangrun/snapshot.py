@@ -717,7 +717,7 @@ def _cache(directory: str) -> str:
     os.makedirs(path, mode=0o700, exist_ok=True)
     os.chmod(path, 0o700)
     with os.scandir(path) as found:
-        stale = [each.path for each in found if each.name.endswith(PARTIAL) and _age(each) > STALE_S]
+        stale = [each.path for each in found if each.name.endswith((PARTIAL, ".tar")) and _age(each) > STALE_S]
     for left_over in stale:
         with contextlib.suppress(OSError):
             os.unlink(left_over)

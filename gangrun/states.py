@@ -316,6 +316,7 @@ class Evidence(NamedTuple):
     cancel_asked: bool  # a cancel was asked for before the run was known to have ended
     age_s: float  # since it was submitted
     last_rows: tuple[QueueRow, ...] = ()  # the last rows of this job that squeue ever showed
+    may_requeue: bool = True  # False: Slurm was asked never to run it again
     now: float | None = None  # the cluster's clock; without it, an end in the queue counts once the row is gone
 
 
@@ -463,16 +464,20 @@ def _in_queue(case: _Case, row: QueueRow) -> Verdict:
     kind = kind_of(row.state)
     if kind is Kind.WAITING:
         return _open(case, protocol.PENDING, _why_waiting(row), _waiting_words(row))
-    if kind is Kind.MAYBE_REQUEUED:
-        return _open(case, protocol.PENDING, f"Slurm says {row.state} and may run it again", _words(row))
-    if kind in OVER:
-        never_ran = case.record is None and not row.nodes
-        if never_ran or _since_s(case, row) >= SETTLE_S:
-            account = case.account
-            return _ended(case, account if account and account.state == row.state else row)  # it has the numbers
-        return _open(case, _live_state(case, protocol.RUNNING), "it has ended; its record is awaited", _words(row))
+    if kind in ENDED:
+        return _ended_in_queue(case, row, kind)
     reason = case.record.reason if case.record else ""
     return _open(case, _live_state(case, protocol.RUNNING), reason, _words(row))
+
+
+def _ended_in_queue(case: _Case, row: QueueRow, kind: Kind) -> Verdict:
+    never_ran = kind in OVER and case.record is None and not row.nodes
+    if never_ran or _since_s(case, row) >= _patience_s(case, row):
+        account = case.account
+        return _ended(case, account if account and account.state == row.state else row)  # it has the numbers
+    if kind is Kind.MAYBE_REQUEUED:
+        return _open(case, protocol.PENDING, f"Slurm says {row.state} and may run it again", _words(row))
+    return _open(case, _live_state(case, protocol.RUNNING), "it has ended; its record is awaited", _words(row))
 
 
 def _since_s(case: _Case, row: _AnyRow) -> float:
@@ -502,7 +507,7 @@ def _gone(case: _Case) -> Verdict:
     evidence, end = case.evidence, _end(case)
     gone_s = min(evidence.absent_s, evidence.age_s)
     last = case.last
-    if end and last and kind_of(last.state) in OVER and end.start == last.start:
+    if end and last and kind_of(last.state) in ENDED and end.start == last.start:
         gone_s = max(gone_s, _since_s(case, last))
     if gone_s >= _patience_s(case, end):
         return _ended(case, end)
@@ -521,7 +526,8 @@ def _patience_s(case: _Case, end: _AnyRow | None) -> float:
         return SETTLE_S
     if end is None:
         return SETTLE_S if case.evidence.accounting is False else REQUEUE_S
-    return SETTLE_S if kind_of(end.state) in OVER else REQUEUE_S
+    is_final = kind_of(end.state) in (OVER if case.evidence.may_requeue else ENDED)
+    return SETTLE_S if is_final else REQUEUE_S
 
 
 def _unanswered(case: _Case) -> Verdict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from gangrun.show import say
 from gangrun.task import Task
 
 WATCH_S = 5.0
+TASK_PREFIX = re.compile(r"^\[[A-Za-z0-9-]+\] ")  # of a group's output
 
 
 def launch(
@@ -45,6 +47,7 @@ def launch(
 ) -> int:
     work, flags = _work(path, how)
     if not no_job_group and _joins(job_group):
+        _refuse_for_members({"host": host, "dry_run": dry_run, "force": force, "dirty": dirty, **flags})
         return _join(work, detach, as_json)
     cluster = Cluster(host)
     if dry_run:
@@ -72,6 +75,13 @@ def _joins(wanted: str | None) -> bool:
         where = f"this is a task of {known[0]}" if known else "this is no task of a group"
         raise SpecError(f"--job-group={wanted!r}: a group is joined from inside; {where}")
     return directory is not None
+
+
+def _refuse_for_members(flags: Mapping[str, Any]) -> None:
+    """A task that joins a group gets what is free in its allocation: nothing is asked of Slurm."""
+    given = ["--" + name.replace("_", "-") for name, value in flags.items() if value not in (None, False, ())]
+    if given:
+        raise SpecError(f"{', '.join(given)}: not for a task that joins its group; --no-job-group launches a job")
 
 
 def _join(work: Task | Group, detach: bool, as_json: bool) -> int:
@@ -201,7 +211,7 @@ def status(word: str, host: str | None, as_json: bool) -> int:
     answers = []
     for job in jobs:
         run = job.status()
-        record = json.loads(_describe(job)["record"] or "{}")
+        record = _record(job)
         answers.append({**run.to_json(), "record": record})
         if not as_json:
             for line in show.status_lines(run, record, time.time()):
@@ -215,6 +225,15 @@ def _describe(job: Job) -> Mapping[str, Any]:
     run = job.run
     answer: Mapping[str, Any] = job.cluster.host.call("describe", root=run.root, run=run.run)
     return answer
+
+
+def _record(job: Job) -> dict[str, Any]:
+    """What the driver wrote, all of it; empty while there is nothing, or half of it."""
+    try:
+        record = json.loads(_describe(job)["record"] or "{}")
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _jobs(words: Sequence[str], host: str | None) -> list[Job]:
@@ -300,7 +319,7 @@ def _log_names(job: Job, task: str | None, rank: int | None, node: str | None, s
     own = [name for name in there if os.path.dirname(name) == folder]
     found = [name for name in own if _is_chosen(os.path.basename(name), rank, places, setup)]
     if not found:
-        awaited = _awaited(run, rank, places, setup)
+        awaited = [os.path.join(folder, name) for name in _awaited(_num_nodes(run, task), rank, places, setup)]
         found = awaited if (follow and not run.is_final) or _is_there(job, awaited[:1]) else []
     if not found:
         has = ", ".join(os.path.basename(name) for name in there if name != OUTPUT) or "none yet"
@@ -308,11 +327,18 @@ def _log_names(job: Job, task: str | None, rank: int | None, node: str | None, s
     return found
 
 
-def _awaited(run: Run, rank: int | None, places: Sequence[str], setup: bool) -> list[str]:
+def _num_nodes(run: Run, task: str | None) -> int:
+    if task is None:
+        return run.num_nodes
+    joined = {str(one["name"]): int(one.get("num_nodes") or 1) for one in run.tasks}
+    return joined.get(task) or int(run.meta.get("task_nodes", {}).get(task, 1))
+
+
+def _awaited(num_nodes: int, rank: int | None, places: Sequence[str], setup: bool) -> list[str]:
     """The logs that the flags choose, by the names that they will have."""
-    ranks = [one for one in range(run.num_nodes) if rank in (None, one)]
+    ranks = [one for one in range(num_nodes) if rank in (None, one)]
     wanted = [one for one in ranks if not places or protocol.node_name(one) in places]
-    return [os.path.join(LOGS, protocol.log_name(one, one, run.num_nodes, setup)) for one in wanted]
+    return [protocol.log_name(one, one, num_nodes, setup) for one in wanted]
 
 
 def _is_there(job: Job, names: Sequence[str]) -> bool:
@@ -336,7 +362,7 @@ def _is_chosen(name: str, rank: int | None, places: Sequence[str], setup: bool) 
 
 def _place(job: Job, node: str) -> str:
     """`head` or `worker<i>` for a node's own name."""
-    record = json.loads(_describe(job)["record"] or "{}")
+    record = _record(job)
     nodes = record.get("nodes") or []
     return protocol.node_name(nodes.index(node)) if node in nodes else node
 
@@ -368,7 +394,7 @@ def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
 
 
 def _is_of_a_rank(line: str) -> bool:
-    plain = click.unstyle(line)
+    plain = TASK_PREFIX.sub("", click.unstyle(line))
     return plain.startswith("(") and "pid=" in plain.partition(")")[0]
 
 
@@ -523,17 +549,20 @@ def render(path: str, output: str | None, *, dirty: bool, **how: Any) -> int:
 def explain(word: str, host: str | None, as_json: bool) -> int:
     from gangrun.explain.ask import explain_job
 
+    answers = []
     for job in _jobs([word], host):
         run = job.status()
         found = explain_job(job, run)
+        answers.append({"run": run.run, "state": run.state, **found.to_json()})
         if as_json:
-            show.print_json({"run": run.run, "state": run.state, **found.to_json()})
             continue
         click.echo(f"{run.run} (job {run.job_name}): {found.headline}")
         for fact in found.facts:
             click.echo("  " + fact)
         for advice in found.advice:
             click.echo("  -> " + advice)
+    if as_json:
+        show.print_json(answers)
     return 0
 
 
@@ -574,7 +603,3 @@ def gc(host: str | None, older_than: str, yes: bool, as_json: bool) -> int:
     elif not as_json:
         say(f"nothing was removed; --yes removes these {len(entries)} ({total})")
     return 0
-
-
-def _confirms(question: str) -> bool:
-    return sys.stdin.isatty() and click.confirm(question, err=True)

@@ -53,9 +53,17 @@ def _commands(job: Job, commands: dict[str, list[str]]) -> dict[str, waiting.Com
 
 def _ended(job: Job, run: Run) -> Explanation:
     found = job.cluster.host.call("describe", root=run.root, run=run.run)
-    record: dict[str, Any] | None = json.loads(found["record"]) if found["record"] else None
+    record = _parsed(found["record"])
     found = why_ended(record, _account(job, run), _tails(job, run, record or {}))
     return found if record else found._replace(facts=tuple(filter(None, (run.reason, *found.facts))))
+
+
+def _parsed(text: str | None) -> dict[str, Any] | None:
+    try:
+        record = json.loads(text or "")
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _account(job: Job, run: Run) -> list[dict[str, str]]:
