@@ -28,9 +28,5 @@ NOT_TESTED = (
         "what sacct says of a job that has ended: several rows after a requeue, COMPLETED or 0:125 against the facts",
         "driver and executor never ask it: the ranks' own records, and srun, decide",
     ),
-    (
-        "components of a heterogeneous job",
-        "a gang runs in one component; only that a step's PACK_GROUP variables confine nothing is tested",
-    ),
     ("a script that hangs the node's kernel or its epilog for ever", "an epilog that hangs for seconds is tested"),
 )
