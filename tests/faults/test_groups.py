@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -263,6 +265,14 @@ class TestCancel:
         finish(row, end)
 
 
+ASKS_FOR_200 = """
+from gangrun import Task, join
+members = [join(Task(name=f"more-{n}", run="exit %d" % (0 if n % 10 else 1))) for n in range(200)]
+ends = [member.wait().state for member in members]
+assert ends == ["SUCCEEDED" if n % 10 else "FAILED" for n in range(200)], ends
+"""
+
+
 class TestSizes:
     def test_a_group_of_one(self, groups: GroupBench, fault: Fault) -> None:
         row = fault("a group of one task fails")
@@ -295,4 +305,19 @@ class TestSizes:
         assert [end.log(name).split("\n")[0] for name in names] == ["up"] * 20
         assert sorted(end.states.values()) == [CANCELLED] * 19 + [FAILED]
         assert len({node for task in end.tasks.values() for node in task["nodes"]}) == 20
+        finish(row, end)
+
+    @pytest.mark.slow
+    def test_two_hundred_tasks_join(self, groups: GroupBench, fault: Fault) -> None:
+        row = fault("200 tasks join a running group, one of ten fails, and the loop that asked for them goes on")
+        loop = f"[ $SKYPILOT_NODE_RANK = 0 ] || exit 0\n{sys.executable} -c {shlex.quote(ASKS_FOR_200)}"
+        group = groups.submit(groups.task("loop", loop, nodes=3, cpus=1), sbatch="--cpus-per-task=4")
+        row.injected()
+        end = group.end(300)
+        assert (end.state, end.code) == (SUCCEEDED, 0), end.output
+        joined = {name: state for name, state in end.states.items() if name != "loop"}
+        assert len(joined) == 200
+        assert [joined[f"more-{number}"] for number in range(20)] == [
+            SUCCEEDED if n % 10 else FAILED for n in range(20)
+        ]
         finish(row, end)
