@@ -1,0 +1,119 @@
+"""The facts of a job group, as its rendered driver states them; which nodes each task gets; who asks for more tasks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from executor import protocol
+from executor.identity import expand_hosts
+from executor.protocol import UsageError
+from executor.shared import write_in_place
+
+
+class Task(NamedTuple):
+    """One task of a group, as the rendered driver states it. `component` is its place in a heterogeneous job."""
+
+    name: str
+    driver: str  # the file name of its driver, beside ours
+    num_nodes: int
+    is_primary: bool = True
+    grace_s: float = protocol.DEFAULT_GRACE_S  # from being told to end to being ended
+    component: int | None = None
+    after: Sequence[str] = ()
+    ready: dict[str, Any] | None = None
+    max_restarts: int = 0
+    is_dynamic: bool = False  # asked for by a task of the group
+
+
+class Group(NamedTuple):
+    """The facts of one group."""
+
+    slurm_job_id: str
+    job_id: str
+    name: str
+    directory: str
+    tasks: Sequence[Task]
+    cluster_home: str | None = None
+    stops_on_primary_failure: bool = True
+    is_parallel: bool = True
+    is_shared: bool = False
+    inter_connection: bool | None = None
+    python: str | None = None
+
+
+class Placement:
+    """The nodes of each task: its component's, or its part of the allocation, in the order of the file."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._all = expand_hosts(os.environ.get(protocol.SLURM_JOB_NODELIST, ""), protocol.SLURM_JOB_NODELIST)
+        self._used = 0
+
+    def of(self, task: Task) -> list[str]:
+        """Raises UsageError if there are not enough."""
+        own = self._component(task)
+        if own is None and (self._group.is_shared or not self._group.is_parallel):
+            own = self._all[: task.num_nodes]
+        elif own is None:
+            own = self._all[self._used : self._used + task.num_nodes]
+            self._used += task.num_nodes
+        if len(own) < task.num_nodes:
+            raise UsageError(f"task {task.name} needs {task.num_nodes} nodes, and {len(own)} are left for it")
+        return own
+
+    def nodes_for_more(self, task: Task) -> list[str]:
+        """Of a heterogeneous job the nodes of the component it belongs to; else none: Slurm chooses free ones."""
+        return self._component(task) or []
+
+    def _component(self, task: Task) -> list[str] | None:
+        name = protocol.SLURM_JOB_NODELIST_HET_GROUP % task.component
+        text = os.environ.get(name) if task.component is not None else None
+        return expand_hosts(text, name) if text else None
+
+
+class Requests:
+    """The file in which tasks ask for more tasks. It is there beforehand and grows: each open(2) asks the server."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = os.path.join(directory, protocol.REQUESTS_NAME)
+        self._read = 0
+
+    def open(self) -> None:
+        """Begin with an empty file: what an earlier attempt was asked for is over."""
+        write_in_place(self._path, b"")
+
+    def new(self) -> list[dict[str, Any]]:
+        """What was asked for since the last look. A line that is not whole yet is left for the next."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return [said for said in map(_parsed, whole.splitlines()) if said]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def dynamic_task(said: dict[str, Any]) -> Task:
+    """Raises ValueError, KeyError, TypeError for what is no request."""
+    return Task(
+        name=str(said["name"]),
+        driver=str(said["driver"]),
+        num_nodes=int(said["num_nodes"]),
+        is_primary=False,
+        grace_s=float(said["grace_s"]),
+        component=said["component"],
+        is_dynamic=True,
+    )
