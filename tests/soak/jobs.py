@@ -88,7 +88,7 @@ class Soak:
         return True
 
     def signal(self, kill: str, mark: str, chance: random.Random) -> float | None:
-        """When a part of a job was killed; None if there is none."""
+        """The time just before a part of a job was killed; None if there is none."""
         part, _, is_term = kill.partition(" ")
         processes = Processes(mark)
         for driver in processes.find("driver"):
@@ -96,8 +96,9 @@ class Soak:
         victims = processes.find(part)
         if not victims:
             return None
+        before = time.time()
         chance.choice(victims).pid.signal(15 if is_term else 9)
-        return time.time()
+        return before
 
     def _left(self, directory: Path, driver_was_killed: bool) -> list[str]:
         """What is left of a job that has ended. A driver that dies of KILL cannot take its files away."""
@@ -125,18 +126,18 @@ class Soak:
         directory, chance = self.folder / "cycles", random.Random("%d cycles" % self.seed)
         directory.mkdir()
         running = self._start_cycles(directory, cycles)
-        kills: list[tuple[float, str]] = []
+        kills: list[tuple[float, float, str]] = []
         while not self.cluster.job(running.job_id).ended and time.monotonic() < self.deadline:
             time.sleep(chance.uniform(0.5, 6))
             kill = chance.choice(2 * ["srun", "executor", "script", "driver TERM"] + ["driver"])
             at = self.signal(kill, str(directory), chance)
-            kills += [(at, kill)] if at else []
+            kills += [(at, time.time(), kill)] if at else []
         if time.monotonic() > self.deadline:
             self._scancel(str(running.job_id))
-            kills.append((time.time(), "scancel job"))
+            kills.append((time.time(), time.time(), "scancel job"))
         running.wait(JOB_TIMEOUT_S)
         self._judge_cycles((directory / "codes").read_text(), kills)
-        for problem in self._left(directory, any(kill == "driver" for _, kill in kills)):
+        for problem in self._left(directory, any(kill == "driver" for *_, kill in kills)):
             self.violate(problem)
 
     def _start_cycles(self, directory: Path, cycles: int) -> Running:
@@ -157,9 +158,10 @@ class Soak:
         bench = Bench(self.cluster, directory)
         return Running(bench, bench.batch(body, nodes=2), "cycles")
 
-    def _judge_cycles(self, text: str, kills: list[tuple[float, str]]) -> None:
+    def _judge_cycles(self, text: str, kills: list[tuple[float, float, str]]) -> None:
+        """A kill was on its way from the first of its times to the second: it may have hit any cycle of these."""
         for number, begin, end, code, state, ends in (line.split() for line in text.splitlines()):
-            hits = [kill for at, kill in kills if float(begin) <= at <= float(end) + 0.05]
+            hits = [kill for before, after, kill in kills if float(begin) <= after and before <= float(end) + 0.05]
             self.cycles["%s: %s %s" % (", ".join(hits) or "nothing", state, code)] += 1
             succeeded = state == protocol.SUCCEEDED and code == "0" and ends == "2"
             failed = code != "0" and hits and (state != protocol.SUCCEEDED or "driver" in hits)
