@@ -83,7 +83,7 @@ def launch(task_file: str, host: str | None, as_json: bool, **how: Any) -> NoRet
 
     Example:  gangrun launch train.yaml --host lab --gpus h100:8 --time 4h
     """
-    from gangrun import verbs
+    from gangrun.verbs import launch as verbs
 
     sys.exit(verbs.launch(task_file, host, as_json, **how))
 
@@ -126,7 +126,7 @@ def queue(host: str | None, include_ended: bool, watch: bool, adopt: bool, as_js
 
     Example:  gangrun queue --watch
     """
-    from gangrun import verbs
+    from gangrun.verbs import watch as verbs
 
     sys.exit(verbs.queue(host, include_ended, watch, adopt, as_json))
 
@@ -140,7 +140,7 @@ def status(word: str, host: str | None, as_json: bool) -> NoReturn:
 
     Example:  gangrun status last
     """
-    from gangrun import verbs
+    from gangrun.verbs import watch as verbs
 
     sys.exit(verbs.status(word, host, as_json))
 
@@ -164,7 +164,7 @@ def logs(word: str, host: str | None, **how: Any) -> NoReturn:
 
     Example:  gangrun logs last --rank 3 -f
     """
-    from gangrun import verbs
+    from gangrun.verbs import logs as verbs
 
     sys.exit(verbs.logs(word, host, **how))
 
@@ -183,7 +183,7 @@ def cancel(
 
     Example:  gangrun cancel train-abcd2345
     """
-    from gangrun import verbs
+    from gangrun.verbs import watch as verbs
 
     sys.exit(verbs.cancel((*words, "all") if every else words, host, grace, task, as_json))
 
@@ -202,7 +202,7 @@ def wait(words: tuple[str, ...], host: str | None, **how: Any) -> NoReturn:
 
     Example:  gangrun wait last --then 'notify-send "$GANGRUN_RUN: $GANGRUN_STATE"'
     """
-    from gangrun import verbs
+    from gangrun.verbs import watch as verbs
 
     sys.exit(verbs.wait(words, host, **how))
 
@@ -216,7 +216,7 @@ def explain(word: str, host: str | None, as_json: bool) -> NoReturn:
 
     Example:  gangrun explain last
     """
-    from gangrun import verbs
+    from gangrun.verbs import upkeep as verbs
 
     sys.exit(verbs.explain(word, host, as_json))
 
@@ -230,7 +230,7 @@ def check(host: str | None, deep: bool, as_json: bool) -> NoReturn:
 
     Example:  gangrun check --host lab --deep
     """
-    from gangrun import verbs
+    from gangrun.verbs import upkeep as verbs
 
     sys.exit(verbs.check(host, deep, as_json))
 
@@ -244,7 +244,7 @@ def render(task_file: str, output: str | None, **how: Any) -> NoReturn:
 
     Example:  gangrun render train.yaml -o my-run && sbatch my-run/job.sbatch
     """
-    from gangrun import verbs
+    from gangrun.verbs import launch as verbs
 
     sys.exit(verbs.render(task_file, output, **how))
 
@@ -259,7 +259,7 @@ def gc(host: str | None, older_than: str, yes: bool, as_json: bool) -> NoReturn:
 
     Example:  gangrun gc --older-than 30d
     """
-    from gangrun import verbs
+    from gangrun.verbs import upkeep as verbs
 
     sys.exit(verbs.gc(host, older_than, yes, as_json))
 

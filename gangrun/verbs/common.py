@@ -1,0 +1,58 @@
+"""What the verbs share: the jobs that were named, what is recorded of them, and what to type next."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from codegen.spec import SpecError
+from gangrun import states
+from gangrun.cluster import Cluster, Job, NotFound
+from gangrun.records import Records, Run
+
+
+def jobs_named(words: Sequence[str], host: str | None) -> list[Job]:
+    """The jobs that were named, each once. Raises NotFound."""
+    if not words:
+        raise SpecError("JOB: none given; use an id, a name, `last` or `all`")
+    records, found = Records.of_user(), {}
+    clusters: dict[str, Cluster] = {}
+    for word in words:
+        runs = records.find(word, host)
+        if not runs and word != "all":
+            raise NotFound(f"job={word!r}: no run of that id or name is recorded here; `gangrun queue -a` lists them")
+        for run in runs:
+            if run.host not in clusters:
+                clusters[run.host] = Cluster(run.host, records=records)
+            found[run.run] = Job(clusters[run.host], run.run)
+    return list(found.values())
+
+
+def describe(job: Job) -> Mapping[str, Any]:
+    run = job.run
+    answer: Mapping[str, Any] = job.cluster.host.call("describe", root=run.root, run=run.run)
+    return answer
+
+
+def record_of(job: Job) -> dict[str, Any]:
+    """What the driver wrote, all of it; empty while there is nothing, or half of it."""
+    try:
+        record = json.loads(describe(job)["record"] or "{}")
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def exit_code(run: Run) -> int:
+    return states.exit_code_of(run)
+
+
+def next_commands(run: Run) -> None:
+    host = "" if run.host == "local" else f" --host {shlex.quote(run.host)}"
+    for verb in ("logs -f", "explain", "wait", "cancel"):
+        name, _, option = verb.partition(" ")
+        click.echo(f"  gangrun {name} {run.run}{host} {option}".rstrip(), err=True)
