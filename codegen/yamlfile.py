@@ -120,4 +120,6 @@ def _syntax_error(path: str, error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     line = mark.line + 1 if mark else 1
     problem = " ".join(str(getattr(error, "problem", None) or error).split())
+    if "found another document" in problem:
+        return "%s:%d: more than one document: a job group, which only `gangrun launch` takes" % (path, line)
     return "%s:%d: not valid YAML: %s" % (path, line, problem)

@@ -24,4 +24,4 @@ def main(host: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1] if sys.argv[1:] else "local")

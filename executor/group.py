@@ -37,7 +37,7 @@ NAMES_REQUIRED, NAMES_IF_ANY = "required", "auto"  # a node may lack what this o
 TAIL_LINES = 10
 STOPPED_CODES = [protocol.exit_code_of_signal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
 ENDED_BY_ITSELF = (protocol.SUCCEEDED, protocol.FAILED, protocol.FAILED_SETUP)
-ENDED_WITH_GROUP, CANCELLED_ALONE = "ended with its group", "cancelled alone"
+ENDED_WITH_GROUP, CANCELLED_ALONE, NEVER_STARTED = "ended with its group", "cancelled alone", "never started"
 NO_MEANS = "host names need user namespaces or libnss_wrapper, and neither is here"
 READ_BYTES = 1 << 16
 RECORD_S, BACKED_UP_S, DRAIN_S = 1.0, 0.05, 1.0
@@ -438,6 +438,9 @@ class GroupDriver:
         write_in_place(self._hosts_file, "".join(lines).encode())
 
     def _finish(self) -> int:
+        for member in self._members:
+            if not member.has_ended:
+                member.record, member.why_told = {"state": protocol.CANCELLED}, NEVER_STARTED
         standings = [member.standing() for member in self._members]
         verdict = verdict_of(standings, self._cancelled_by is not None, self._cancelled_by or signal.SIGTERM)
         if self._failure and verdict.state == protocol.CANCELLED:

@@ -18,8 +18,6 @@ from executor.protocol import GangrunError
 from executor.shared import append, remove_quietly, write_atomic, write_in_place
 from executor.verdict import Verdict
 
-LOCK_NAME = "lock"
-
 
 class JobDirectory:
     """<cluster_home>/.gangrun/<slurm_job_id>/<job_id>/. One driver at a time; an attempt's end is never overwritten."""
@@ -146,7 +144,7 @@ class JobDirectory:
         os.close(self._lock)
 
     def _take_lock(self) -> None:
-        path = os.path.join(self.path, LOCK_NAME)
+        path = os.path.join(self.path, protocol.LOCK_NAME)
         self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

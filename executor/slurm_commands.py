@@ -12,6 +12,7 @@ from typing import NamedTuple
 from executor import protocol
 
 COMMAND_TIMEOUT_S = 10.0
+UNLIMITED_S = 364 * 86400
 TIME_FORMAT = "SLURM_TIME_FORMAT"  # a user's taste in dates; what we read is Slurm's own
 OVER_WORDS = ("Invalid job id specified", "already completing or completed", "has expired")  # 22.05 and 24.11
 CONFIGURATION_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
@@ -77,9 +78,14 @@ def end_time(slurm_job_id: str) -> int | None:
     """When Slurm will end the job, in seconds since 1970; None without a limit, or where nobody says."""
     told = os.environ.get(protocol.SLURM_JOB_END_TIME, "")  # Slurm 23.02 and newer
     if told.isdigit():
-        return int(told)
+        return _within_a_year(int(told))
     found = END_TIME.search(output_of(["scontrol", "show", "job", slurm_job_id]) or "")
-    return int(time.mktime(time.strptime(found.group(1), "%Y-%m-%dT%H:%M:%S"))) if found else None
+    return _within_a_year(int(time.mktime(time.strptime(found.group(1), "%Y-%m-%dT%H:%M:%S")))) if found else None
+
+
+def _within_a_year(end: int) -> int | None:
+    """Slurm gives a job without a limit a year (measured)."""
+    return end if end - time.time() < UNLIMITED_S else None
 
 
 def lost_nodes(slurm_job_id: str, wanted: Sequence[str]) -> list[str]:

@@ -297,6 +297,8 @@ def op_submit(
     home = home_of(root)
     directory = run_path(home, run)
     os.makedirs(directory, mode=0o700, exist_ok=True)
+    if os.path.exists(os.path.join(directory, TOMBSTONE)):
+        raise Refused("run %s was cancelled before it was submitted" % run)
     with locked(os.path.join(directory, LOCK)), removed_if_refused(directory):
         known = known_job(directory)
         if known is None and os.path.exists(os.path.join(directory, SUBMITTING)):
@@ -529,9 +531,16 @@ def read_part(path: str, inode: Optional[int], offset: int, size: int) -> Answer
             file.seek(begin - known)
             data = file.read(size + known)[known:]
     except OSError:
-        return {"inode": inode, "offset": max(offset, 0), "data": "", "is_new": False, "is_there": False}
+        return {"inode": inode, "offset": max(offset, 0), "size": 0, "data": "", "is_new": False, "is_there": False}
     text = base64.b64encode(data).decode()
-    return {"inode": state.st_ino, "offset": begin + len(data), "data": text, "is_new": is_new, "is_there": True}
+    return {
+        "inode": state.st_ino,
+        "offset": begin + len(data),
+        "size": state.st_size,
+        "data": text,
+        "is_new": is_new,
+        "is_there": True,
+    }
 
 
 def last_lines(file: BinaryIO, count: int) -> int:
@@ -574,8 +583,8 @@ def op_cancel(root: str, runs: List[Dict[str, Any]], how: str) -> Answer:
     home, answers = home_of(root), {}
     for run in runs:
         directory = run_path(home, run["run"])
-        if os.path.isdir(directory):
-            write_private(os.path.join(directory, TOMBSTONE), b"%d\n" % int(time.time()))
+        os.makedirs(directory, mode=0o700, exist_ok=True)  # its submission may still be on the way
+        write_private(os.path.join(directory, TOMBSTONE), b"%d\n" % int(time.time()))
         job = run["job"] or (known_job(directory) or (None, None))[0]
         if not run["has_driver"]:  # and with the mark there will be none, which would remove them
             for path in glob.glob(os.path.join(glob.escape(directory), "secrets*")):

@@ -24,22 +24,24 @@ def cancel(
     jobs: Sequence[Job],
     grace_s: float | None,
     say: Callable[[str], None],
+    on_end: Callable[[Run], None] = lambda run: None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Run]:
     """The runs after the cancel, all ended unless Slurm itself could not do it. What has ended before stays as it is.
 
     The driver is told, or Slurm, whoever leaves the programs their grace (agent.op_cancel). A `grace_s` shorter than
-    the task's ends with a KILL to the programs. What is left then gets scancel, and a KILL to everything.
+    the task's ends with a KILL to the programs. What is left then gets scancel, and a KILL to everything. `on_end` is
+    told of each run as it ends.
     """
-    open_jobs = [job for job in jobs if not job.status().is_final]
+    tell = _Teller(on_end)
+    open_jobs = tell.of(jobs)
     steps = _steps(open_jobs, grace_s)
     for how, patience_s in steps:
-        open_jobs = [job for job in open_jobs if not job.run.is_final]
         if not open_jobs:
             break
         _ask(open_jobs, how, grace_s, say, sleep)
-        _watch(open_jobs, patience_s, sleep, clock)
+        open_jobs = _watch(open_jobs, patience_s, tell, sleep, clock)
     for job in open_jobs:
         run = job.run
         if not run.is_final:
@@ -99,11 +101,38 @@ def _request(job: Job, grace_s: float | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _watch(jobs: Sequence[Job], patience_s: float, sleep: Callable[[float], None], clock: Callable[[], float]) -> None:
+class _Teller:
+    """Tells of each run's end once."""
+
+    def __init__(self, on_end: Callable[[Run], None]) -> None:
+        self._on_end = on_end
+        self._told: set[str] = set()
+
+    def of(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those that go on."""
+        for job in jobs:
+            run = job.status()
+            if run.is_final and run.run not in self._told:
+                self._told.add(run.run)
+                self._on_end(run)
+        return [job for job in jobs if job.run_id not in self._told]
+
+
+def _watch(
+    jobs: list[Job],
+    patience_s: float,
+    tell: _Teller,
+    sleep: Callable[[float], None],
+    clock: Callable[[], float],
+) -> list[Job]:
+    """Those that have not ended in time."""
     deadline, interval_s = clock() + patience_s, LOOK_S / 4
-    while clock() < deadline and not all(job.status().is_final for job in jobs):
+    jobs = tell.of(jobs)
+    while jobs and clock() < deadline:
         sleep(interval_s)
         interval_s = min(interval_s * 2, 4 * LOOK_S)
+        jobs = tell.of(jobs)
+    return jobs
 
 
 def cancel_task(job: Job, word: str, sleep: Callable[[float], None] = time.sleep) -> Mapping[str, Any]:
@@ -111,6 +140,9 @@ def cancel_task(job: Job, word: str, sleep: Callable[[float], None] = time.sleep
     run = job.status()
     tasks = {str(task["name"]): task for task in run.tasks}
     name = next((name for index, name in enumerate(task_names(run)) if word in (name, str(index))), word)
+    if name not in task_names(run):
+        has = ", ".join(task_names(run)) or "none"
+        raise SpecError(f"--task={word!r}: no such task in {run.run}; its tasks are {has}")
     if name not in tasks or not tasks[name]["is_dynamic"]:
         joined = ", ".join(one for one, task in tasks.items() if task["is_dynamic"]) or "none"
         raise SpecError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
@@ -275,18 +277,42 @@ def main() -> NoReturn:
     """The one place where errors become one line and an exit code."""
     arguments = sys.argv[1:] or ["--help"]
     try:
-        sys.exit(cli(arguments, prog_name="gangrun", standalone_mode=False))
-    except click.ClickException as error:
-        _fail(error.format_message().rstrip("."), protocol.EXIT_USAGE)
-    except (click.Abort, KeyboardInterrupt):
-        _fail("interrupted", protocol.exit_code_of_signal(protocol.SIGINT))
+        code = _run(arguments)
+        sys.stdout.flush()
     except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(protocol.exit_code_of_signal(protocol.SIGPIPE))
-    except GangrunError as error:
-        _fail(str(error), error.exit_code)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    click.echo("gangrun: {}".format(" ".join(message.split())), err=True)
+        _leave(protocol.exit_code_of_signal(protocol.SIGPIPE))
+    except OSError as error:  # a full disk behind standard output, for one
+        _say(f"{error.strerror or error}")
+        _leave(protocol.EXIT_INFRASTRUCTURE)
     sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    if sys.stdout is None:  # closed by who called us
+        sys.stdout = open(os.devnull, "w")
+    try:
+        cli(arguments, prog_name="gangrun", standalone_mode=False)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else protocol.EXIT_USAGE if end.code else 0
+    except click.ClickException as error:
+        return _fail(error.format_message().rstrip("."), protocol.EXIT_USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", protocol.exit_code_of_signal(protocol.SIGINT))
+    except GangrunError as error:
+        return _fail(str(error), error.exit_code)
+    return 0
+
+
+def _leave(code: int) -> NoReturn:
+    """At once: the interpreter would try to write what is left, and complain."""
+    os._exit(code)
+
+
+def _fail(message: str, code: int) -> int:
+    _say(message)
+    return code
+
+
+def _say(message: str) -> None:
+    with contextlib.suppress(OSError):
+        click.echo("gangrun: {}".format(" ".join(message.split())), err=True)

@@ -19,7 +19,7 @@ from gangrun import group_plan, launch, settings, snapshot, states
 from gangrun.agent import OUTPUT
 from gangrun.group import Group
 from gangrun.news import Seen, adopted, news_of, poll_request
-from gangrun.records import Poll, Records, Run, state_directory
+from gangrun.records import Poll, Records, Run, is_selector, state_directory
 from gangrun.remote import LOCAL, Host, LoginNeeded, RemoteError, Unreachable, open_host
 from gangrun.task import Task
 
@@ -62,6 +62,8 @@ class Cluster:
         self, work: Task | Group, *, dirty: bool = False, say: Callable[[str], None] = lambda words: None, **flags: Any
     ) -> Intent:
         """Everything that a launch would send, after one remote call. `flags`: see `settings.resolve`."""
+        if is_selector(work.name):
+            raise SpecError(f"name={work.name!r}: is how commands name other jobs; use another")
         tasks = [member.task for member in work.members] if isinstance(work, Group) else [work]
         request, own = self._requests(work, flags)
         snapshots = {path: self._snapshot(path, dirty, say) for path in _workdirs(tasks)}
@@ -188,7 +190,7 @@ class Cluster:
             for root, runs in by_root.items():
                 self._take_in(runs, self.host.call("poll", **poll_request(root, runs)))
         except RemoteError as error:
-            self.records.polled(self.name, Poll(time.time(), before.failures + 1, str(error)))
+            self.records.polled(self.name, Poll(time.time(), str(error)))
             raise
         self.records.polled(self.name, Poll(time.time()))
 
@@ -204,6 +206,8 @@ class Cluster:
         new = [run for run in new if self.records.get(run.run) is None]
         for run in new:
             self.records.put(run)
+        if new:
+            self.records.polled(self.name, Poll())  # the next look asks the cluster about them
         return [Job(self, run.run) for run in new]
 
 

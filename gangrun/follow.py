@@ -44,6 +44,8 @@ def follow_log(
         held, whole = _whole_characters(held + piece)
         if whole:
             yield whole
+        if not follow and reader.has_all_there_was:
+            break
         if not piece and (not follow or reader.is_over()):
             break
     if held:
@@ -62,6 +64,7 @@ class Reader:
         self._record: str | None = None
         self._looked, self._look_s, self._end_s = 0.0, LOOK_FIRST_S, END_FIRST_S
         self._told = ""
+        self._first_size: int | None = None
         self._empty_after_end, self._is_there = 0, False
 
     def read(self, wait_s: float) -> bytes:
@@ -72,7 +75,13 @@ class Reader:
         self._inode, self._offset, self._record = answer["inode"], answer["offset"], answer["record"]
         self._end_s = END_FIRST_S if answer["data"] else self._end_s
         self._is_there = answer["is_there"]
+        self._first_size = answer["size"] if self._first_size is None else self._first_size
         return base64.b64decode(answer["data"])
+
+    @property
+    def has_all_there_was(self) -> bool:
+        """Everything that the log held when it was first looked at: a job may print faster than we read."""
+        return self._first_size is not None and self._offset >= self._first_size
 
     def _ask(self, wait_s: float) -> Any:
         run, retry_s = self._job.run, RETRY_FIRST_S

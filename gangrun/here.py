@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
+import glob
 import json
 import os
 import shutil
 import sys
+import time
 from typing import NamedTuple, NoReturn
 
 from codegen import Bundle, Job, SpecError, render_driver
@@ -16,6 +19,7 @@ from gangrun.task import Task
 
 LOCAL_JOB = "local"
 MOST_LOCAL_NODES = 256
+STARTING_S = 60.0
 BATCH_SCRIPT = "slurm_script"  # the name under which slurmstepd starts every batch script
 
 
@@ -121,9 +125,41 @@ def _directory(place: Place, task: Task) -> str:
     parent = os.path.dirname(protocol.job_directory(home, place.slurm_job_id, "run"))
     try:
         os.makedirs(parent, mode=0o700, exist_ok=True)
+        for name in os.listdir(parent):
+            _forget_the_dead(os.path.join(parent, name))
         return _interrupted(parent, task) or _new_directory(parent)
     except OSError as error:
         raise SpecError(f"cannot make a directory in {parent}: {error.strerror}") from error
+
+
+def _forget_the_dead(path: str) -> None:
+    """A run that was killed with -9 could not take its secrets away, and no later driver comes for them."""
+    private = [
+        os.path.join(path, protocol.SECRETS_NAME),
+        *glob.glob(os.path.join(glob.escape(path), protocol.attempt_name("*"))),
+    ]
+    left = [one for one in private if os.path.exists(one)]
+    if not left or _is_alive(path):
+        return
+    for one in left:
+        shutil.rmtree(one, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.unlink(one)
+
+
+def _is_alive(path: str) -> bool:
+    """A driver holds its lock; one that is only just being started has none yet."""
+    try:
+        fd = os.open(os.path.join(path, protocol.LOCK_NAME), os.O_RDWR)
+    except OSError:
+        return time.time() - os.stat(path).st_mtime < STARTING_S
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
 
 
 def _interrupted(parent: str, task: Task) -> str | None:

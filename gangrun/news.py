@@ -131,11 +131,17 @@ def _accounting(answers: Sequence[Mapping[str, Any]], has_answered: bool) -> boo
 
 
 def _never_submitted(run: Run, seen: Seen) -> dict[str, Any]:
-    is_recent = time.time() - run.submitted < SUBMIT_PATIENCE_S  # both on this machine's clock
-    if seen.answer["submitting"].get(run.run) or is_recent:
+    if seen.answer["submitting"].get(run.run):
         return {"state": SUBMITTING}
-    words = "it never reached Slurm: the launch was interrupted"
-    return {"state": protocol.FAILED_DRIVER, "is_final": True, "reason": words, "ended": seen.now}
+    if run.cancel_asked:  # the mark on the host stops a submission that is still on its way
+        return _final(protocol.CANCELLED, "cancelled before it reached Slurm", seen)
+    if time.time() - run.submitted < SUBMIT_PATIENCE_S:  # both on this machine's clock
+        return {"state": SUBMITTING}
+    return _final(protocol.FAILED_DRIVER, "it never reached Slurm: the launch was interrupted", seen)
+
+
+def _final(state: str, reason: str, seen: Seen) -> dict[str, Any]:
+    return {"state": state, "is_final": True, "reason": reason, "ended": seen.now}
 
 
 def adopted(found: Mapping[str, Any], host: str, root: str) -> Run | None:

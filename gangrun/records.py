@@ -24,9 +24,9 @@ CREATE TABLE IF NOT EXISTS runs (
     attempt INTEGER NOT NULL, progress TEXT NOT NULL, estimate REAL, submitted REAL NOT NULL, started REAL, ended REAL,
     seen REAL, absent_s REAL NOT NULL, cancel_asked INTEGER NOT NULL, num_nodes INTEGER NOT NULL, meta TEXT NOT NULL,
     evidence TEXT NOT NULL, tasks TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS hosts (host TEXT PRIMARY KEY, polled REAL NOT NULL, failures INTEGER NOT NULL, error TEXT);
+CREATE TABLE IF NOT EXISTS hosts (host TEXT PRIMARY KEY, polled REAL NOT NULL, error TEXT);
 CREATE TABLE IF NOT EXISTS thens (
-    run TEXT, command TEXT, pid INTEGER, started REAL, is_done INTEGER, PRIMARY KEY (run, command));
+    run TEXT, command TEXT, pid INTEGER, started REAL, PRIMARY KEY (run, command));
 """
 
 
@@ -67,11 +67,15 @@ class Run(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name != "evidence"}
 
 
+def is_selector(name: str) -> bool:
+    """Whether a name would be taken for something else where a job is named: `last`, `all`, or a job id."""
+    return name in ("last", "all") or name.replace(";", "").isdigit()
+
+
 class Poll(NamedTuple):
     """When a host was asked last, and what was wrong if it did not answer."""
 
     polled: float = 0.0
-    failures: int = 0
     error: str | None = None
 
 
@@ -89,10 +93,9 @@ class Records:
             self._database = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
             self._database.executescript(SCHEMA)
         except (OSError, sqlite3.Error) as error:
-            raise GangrunError(
-                f"{path}: cannot keep records ({error}); move it away, and `gangrun queue --adopt` finds the runs"
-            ) from error
-        path.chmod(0o600)
+            raise self._trouble(error) from error
+        with contextlib.suppress(OSError):
+            path.chmod(0o600)
 
     @classmethod
     def of_user(cls) -> Records:
@@ -101,15 +104,28 @@ class Records:
     def close(self) -> None:
         self._database.close()
 
+    def _trouble(self, error: Exception) -> GangrunError:
+        ways = (
+            "free the disk or make it writable; if it is damaged, move it away: `gangrun queue --adopt` finds the runs"
+        )
+        return GangrunError(f"{self.path}: cannot keep records: {error}; {ways}")
+
+    def _execute(self, sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        try:
+            return self._database.execute(sql, values)
+        except sqlite3.Error as error:
+            raise self._trouble(error) from error
+
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
+        self._execute("BEGIN IMMEDIATE")
         try:
             yield
         except BaseException:
-            self._database.execute("ROLLBACK")
+            with contextlib.suppress(sqlite3.Error):  # a full disk has ended the transaction already
+                self._database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
+        self._execute("COMMIT")
 
     # --- runs
 
@@ -133,7 +149,7 @@ class Records:
 
     def _put(self, run: Run) -> None:
         row = {**run._asdict(), **{name: json.dumps(getattr(run, name)) for name in JSON_FIELDS}}
-        self._database.execute(
+        self._execute(
             "INSERT OR REPLACE INTO runs ({}) VALUES ({})".format(",".join(row), ",".join("?" * len(row))),
             tuple(row.values()),
         )
@@ -142,10 +158,10 @@ class Records:
         """Change some fields of one run, and no others: another process may have changed those."""
         fields = {name: json.dumps(value) if name in JSON_FIELDS else value for name, value in fields.items()}
         names = ", ".join(f"{name} = ?" for name in fields)
-        self._database.execute(f"UPDATE runs SET {names} WHERE run = ?", (*fields.values(), run))
+        self._execute(f"UPDATE runs SET {names} WHERE run = ?", (*fields.values(), run))
 
     def forget(self, run: str) -> None:
-        self._database.execute("DELETE FROM runs WHERE run = ?", (run,))
+        self._execute("DELETE FROM runs WHERE run = ?", (run,))
 
     def get(self, run: str) -> Run | None:
         return self._one("run = ?", run)
@@ -174,36 +190,32 @@ class Records:
     def _select(self, where: str, *values: Any) -> list[Run]:
         fields = ",".join(Run._fields)
         query = f"SELECT {fields} FROM runs WHERE {where} ORDER BY submitted DESC, rowid DESC"
-        return [_run(row) for row in self._database.execute(query, values)]
+        return [_run(row) for row in self._execute(query, values)]
 
     # --- hosts
 
     def poll_of(self, host: str) -> Poll:
-        row = self._database.execute("SELECT polled, failures, error FROM hosts WHERE host = ?", (host,)).fetchone()
+        row = self._execute("SELECT polled, error FROM hosts WHERE host = ?", (host,)).fetchone()
         return Poll(*row) if row else Poll()
 
     def polled(self, host: str, poll: Poll) -> None:
-        self._database.execute("INSERT OR REPLACE INTO hosts VALUES (?, ?, ?, ?)", (host, *poll))
+        self._execute("INSERT OR REPLACE INTO hosts VALUES (?, ?, ?)", (host, *poll))
 
     # --- commands to run after a wait
 
     def claim_then(self, run: str, command: str) -> bool:
         """Whether this process is the one to run the command: once per run, unless its runner died before it began."""
         with self._exclusive():
-            row = self._database.execute(
+            row = self._execute(
                 "SELECT pid, started FROM thens WHERE run = ? AND command = ?", (run, command)
             ).fetchone()
             if row and (row[1] is not None or _lives(row[0])):
                 return False
-            self._database.execute(
-                "INSERT OR REPLACE INTO thens VALUES (?, ?, ?, NULL, 0)", (run, command, os.getpid())
-            )
+            self._execute("INSERT OR REPLACE INTO thens VALUES (?, ?, ?, NULL)", (run, command, os.getpid()))
             return True
 
     def then_started(self, run: str, command: str) -> None:
-        self._database.execute(
-            "UPDATE thens SET started = ? WHERE run = ? AND command = ?", (time.time(), run, command)
-        )
+        self._execute("UPDATE thens SET started = ? WHERE run = ? AND command = ?", (time.time(), run, command))
 
 
 def state_directory() -> Path:

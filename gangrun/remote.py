@@ -32,6 +32,7 @@ from executor import protocol
 from executor.protocol import GangrunError
 
 LOCAL = "local"
+REJECTED = "sbatch refused the job"
 CALL_TIMEOUT_S = 90.0
 UPLOAD_BYTES_PER_S = 50_000.0  # slower than this is taken for a dead connection
 CONNECT_TIMEOUT_S = 15
@@ -60,6 +61,12 @@ BOOT = (
 
 class RemoteError(GangrunError):
     """The host answered, and said no; or its answer made no sense."""
+
+
+class Rejected(RemoteError):
+    """sbatch said no to what was asked for."""
+
+    exit_code = protocol.EXIT_USAGE
 
 
 class Unreachable(RemoteError):
@@ -120,7 +127,8 @@ class Host:
         answer = json.loads(text)
         if "result" in answer:
             return answer["result"]
-        raise RemoteError(f"{self.name}: {answer.get('refused') or answer.get('failed')}")
+        words = str(answer.get("refused") or answer.get("failed"))
+        raise (Rejected if words.startswith(REJECTED) else RemoteError)(f"{self.name}: {words}")
 
     def _no_answer(self, code: int | None, err: str, limit_s: float) -> NoReturn:
         if code is None:

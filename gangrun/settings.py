@@ -210,6 +210,9 @@ def resolve(flags: Mapping[str, Any], task: Task, host: str | None, settings: Se
 
     Raises SpecError that names the flag.
     """
+    unknown = [name for name in flags if name not in FLAG_CHECKS]
+    if unknown:
+        raise SpecError(f"unknown option {unknown[0]!r}; allowed are {', '.join(sorted(FLAG_CHECKS))}")
     sources = _Sources(flags, task, host, settings)
     request = Request(
         **{name: sources.choose(name) for name in ("time", "partition", "account", "qos", "constraint")},

@@ -12,8 +12,10 @@ import click
 
 from executor import protocol
 from gangrun import states
+from gangrun.group import Group
 from gangrun.records import Run
 from gangrun.requests import words as duration
+from gangrun.task import Task
 
 COLUMNS = ("RUN", "JOB", "HOST", "STATE", "NODES", "ATTEMPT", "AGE", "WHAT")
 COLOURS = {protocol.SUCCEEDED: "green", protocol.RUNNING: "cyan", protocol.CANCELLED: "yellow"}
@@ -126,3 +128,25 @@ def age(seconds: float) -> str:
 
 def size(count: float) -> str:
     return f"{count / GB:.1f} GB" if count >= GB else f"{count / MB:.1f} MB"
+
+
+def work_lines(work: Task | Group) -> list[str]:
+    """What would run: the scripts and the names of the variables, never their values."""
+    if isinstance(work, Task):
+        return _task_lines(work, "task " + work.name)
+    lines = []
+    for member in work.members:
+        told = ["primary" if member.is_primary else "auxiliary"]
+        told += ["after " + ", ".join(member.after)] if member.after else []
+        told += ["ready: {} {}".format(*member.ready.probe)] if member.ready else []
+        lines += _task_lines(member.task, f"task {member.name} ({'; '.join(told)})")
+    return lines
+
+
+def _task_lines(task: Task, title: str) -> list[str]:
+    lines = [f"{title}: {task.num_nodes} node(s)"]
+    lines += ["  variables: " + ", ".join(sorted([*task.envs, *task.secrets]))] if task.envs or task.secrets else []
+    for name in ("setup", "run"):
+        script = getattr(task, name)
+        lines += [f"  {name}:", *(f"    {line}" for line in script.rstrip().splitlines())] if script else []
+    return lines

@@ -223,3 +223,36 @@ def test_a_verbs_help_has_an_example(desk: Desk) -> None:
 
 def test_the_version_is_told(desk: Desk) -> None:
     assert desk.run("--version").stdout == f"gangrun, version {protocol.VERSION}\n"
+
+
+def test_a_later_run_takes_away_the_secrets_of_one_that_was_killed(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    dead = home / ".gangrun" / "local" / "run-1"
+    (dead / "attempt-0").mkdir(parents=True)
+    for path in (dead / "secrets.json", dead / "attempt-0" / "run.env.json"):
+        path.write_text('{"TOKEN": "s3cr3t"}')
+    (dead / "lock").touch()
+    task = tmp_path / "task.yaml"
+    task.write_text("run: 'true'\n")
+    argv = [sys.executable, "-m", "gangrun", "run", "--local", str(task)]
+    done = subprocess.run(argv, env={**os.environ, "HOME": str(home)}, cwd=CHECKOUT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in dead.iterdir()) == ["lock"]
+
+
+@pytest.mark.parametrize("verb", [["--help"], ["queue", "-a"]])
+def test_a_full_disk_behind_the_output_is_told_in_one_line(verb: list[str], tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gangrun", *verb], stdout=full, stderr=subprocess.PIPE, text=True, cwd=CHECKOUT,
+            env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (125, "gangrun: No space left on device\n")
+
+
+def test_a_group_is_not_run_as_a_task(tmp_path: Path) -> None:
+    group = tmp_path / "group.yaml"
+    group.write_text("name: g\nexecution: parallel\n---\nname: a\nrun: 'true'\n")
+    argv = [sys.executable, "-m", "gangrun", "run", "--local", str(group)]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=CHECKOUT)
+    assert done.returncode == 2 and "a job group, which only `gangrun launch` takes" in done.stderr

@@ -27,6 +27,7 @@ ACCOUNT_FIELDS = (
     "NodeList",
 )
 LOOK_TIMEOUT_S = 60.0
+FAILED_STATES = (protocol.FAILED, protocol.FAILED_SETUP, protocol.FAILED_DRIVER)
 
 
 def explain_job(job: Job, run: Run) -> Explanation:
@@ -78,10 +79,22 @@ def _account(job: Job, run: Run) -> list[dict[str, str]]:
 
 
 def _tails(job: Job, run: Run, record: dict[str, Any]) -> dict[int, str]:
-    """The end of the log of the rank that failed first, or of the whole output where no rank did."""
+    """The end of the log of the rank that failed first; of a group, of the task that did."""
     first = (record.get("first_failure") or {}).get("rank", 0)
     names = job.cluster.host.call("list_logs", root=run.root, run=run.run)["logs"]
-    is_setup = record.get("state") == protocol.FAILED_SETUP
-    wanted = f"setup-{protocol.node_name(first)}." if is_setup else f"{first}-"
-    own = next((name for name in names if os.path.basename(name).startswith((wanted, protocol.SINGLE_LOG_NAME))), None)
+    own = next((name for name in names if _is_wanted(name, first, record)), None)
     return {first: b"".join(job.logs(own, lines=TAIL_LINES)).decode("utf-8", "replace")} if own else {}
+
+
+def _is_wanted(name: str, rank: int, record: dict[str, Any]) -> bool:
+    if record.get("tasks"):
+        return name == f"{protocol.TASKS_NAME}/{_failed_task(record)}.out"
+    is_setup = record.get("state") == protocol.FAILED_SETUP
+    wanted = f"setup-{protocol.node_name(rank)}." if is_setup else f"{rank}-"
+    return os.path.basename(name).startswith((wanted, protocol.SINGLE_LOG_NAME))
+
+
+def _failed_task(record: dict[str, Any]) -> str:
+    """The primary that failed first, by time."""
+    failed = [task for task in record["tasks"] if task["is_primary"] and task["state"] in FAILED_STATES]
+    return str(min(failed, key=lambda task: task["ended"] or 0)["name"]) if failed else ""

@@ -42,7 +42,7 @@ def launch(
         return _join(work, detach, as_json)
     cluster = Cluster(host)
     if dry_run:
-        return _show_intent(cluster.plan(work, dirty=dirty, say=say, **flags), as_json)
+        return _show_intent(work, cluster.plan(work, dirty=dirty, say=say, **flags), as_json)
     job = cluster.launch(work, dirty=dirty, force=force, say=say, **flags)
     run = job.run
     if as_json:
@@ -113,7 +113,7 @@ def _secret(name: str) -> str:
     return checked_variable(name, value, f"--secret {name!r}")
 
 
-def _show_intent(intent: Intent, as_json: bool) -> int:
+def _show_intent(work: Task | Group, intent: Intent, as_json: bool) -> int:
     plan = intent.plan
     rows = intent.request.explain()
     if as_json:
@@ -122,6 +122,8 @@ def _show_intent(intent: Intent, as_json: bool) -> int:
         return 0
     show.table(("WHAT", "VALUE", "FROM"), rows)
     click.echo("\n" + shlex.join(["sbatch", *plan.sbatch]) + "\n\n" + plan.script)
+    for line in show.work_lines(work):
+        click.echo(line)
     for taken in {one.digest: one for one in intent.snapshots.values()}.values():
         state = "to be uploaded" if taken in intent.missing else "on the host already"
         click.echo(f"snapshot {taken.digest[:12]}: {taken.files} files, {show.size(taken.size)}, {state}")

@@ -41,7 +41,7 @@ def logs(
     if job is None:
         raise NotFound("no run is in flight")
     if download:
-        return _download(job, download, as_json)
+        return _download(job, _task_name(job, task), download, as_json)
     names = _log_names(job, _task_name(job, task), rank, node, setup, follow)
     if names == [OUTPUT] and not as_json:
         _tell_tasks(job)
@@ -110,8 +110,9 @@ def _log_names(job: Job, task: str | None, rank: int | None, node: str | None, s
         awaited = [os.path.join(folder, name) for name in _awaited(_num_nodes(run, task), rank, places, setup)]
         found = awaited if (follow and not run.is_final) or _is_there(job, awaited[:1]) else []
     if not found:
-        has = ", ".join(os.path.basename(name) for name in there if name != OUTPUT) or "none yet"
-        raise NotFound(f"{run.run}: no such log; there are: {has}")
+        has = ", ".join(os.path.relpath(name, LOGS) for name in there if name.startswith(LOGS + "/")) or "none yet"
+        hint = " (of a group: gangrun logs JOB TASK)" if task is None and run.meta.get("tasks") else ""
+        raise NotFound(f"{run.run}: no such log; there are: {has}{hint}")
     return found
 
 
@@ -186,13 +187,18 @@ def _is_of_a_rank(line: str) -> bool:
     return plain.startswith("(") and "pid=" in plain.partition(")")[0]
 
 
-def _download(job: Job, directory: str, as_json: bool) -> int:
+def _is_of_task(name: str, task: str | None) -> bool:
+    return task is None or name == f"{protocol.TASKS_NAME}/{task}.out" or name.startswith(f"{LOGS}/{task}/")
+
+
+def _download(job: Job, task: str | None, directory: str, as_json: bool) -> int:
     import base64
     import io
     import tarfile
 
     run = job.run
-    names = sorted(job.cluster.host.call("list_logs", root=run.root, run=run.run)["logs"])
+    there = job.cluster.host.call("list_logs", root=run.root, run=run.run)["logs"]
+    names = sorted(name for name in there if _is_of_task(name, task))
     answer = job.cluster.host.call("tar", root=run.root, run=run.run, logs=names, timeout_s=600.0)
     try:
         os.makedirs(directory, exist_ok=True)

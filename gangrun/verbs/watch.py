@@ -78,11 +78,12 @@ def cancel(words: Sequence[str], host: str | None, grace: str | None, task: str 
     if task is not None:
         return _cancel_task(jobs_named(words, host), task, as_json)
     grace_s = None if grace is None else float(parse_duration(grace, "--grace")) if grace != "0" else 0.0
-    runs = cancel_all(jobs_named(words, host), grace_s, say)
+    jobs = jobs_named(words, host)
+    if not jobs:
+        say("no runs in flight")
+    runs = cancel_all(jobs, grace_s, say, lambda run: None if as_json else click.echo(show.verdict(run)))
     if as_json:
         show.print_json([run.to_json() for run in runs])
-    for run in runs if not as_json else []:
-        click.echo(show.verdict(run))
     return 0 if all(run.is_final for run in runs) else states.EXIT_UNFINISHED
 
 
