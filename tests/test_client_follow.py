@@ -394,7 +394,7 @@ class TestQueue:
         explained = lone.gangrun("explain", waiting.run)
         assert explained.returncode == 0 and "no GPU of partition main is free" in explained.stdout
         assert "Slurm's estimate of its start: " in explained.stdout
-        assert lone.json("explain", waiting.run)["state"] == protocol.PENDING
+        assert lone.json("explain", waiting.run)[0]["state"] == protocol.PENDING
 
     def test_another_machine_finds_all_runs_again_and_their_results(self, laptop: Laptop) -> None:
         good, bad = laptop.launch("echo kept"), laptop.launch("exit 7")

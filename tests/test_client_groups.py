@@ -113,7 +113,7 @@ class TestLaunch:
         assert laptop.gangrun("wait", job.run).returncode == states.EXIT_FAILED
         seen = laptop.json("status", job.run)[0]
         assert (seen["state"], seen["exit_code"]) == (protocol.FAILED, 4) and seen["reason"].startswith("b:")
-        assert [one["state"] for one in seen["tasks"]] == [protocol.SUCCEEDED, protocol.FAILED, protocol.PENDING]
+        assert [one["state"] for one in seen["tasks"]] == [protocol.SUCCEEDED, protocol.FAILED, protocol.CANCELLED]
 
     def test_a_group_from_python(self, laptop: Laptop) -> None:
         answer = laptop.python(

@@ -120,7 +120,7 @@ def test_a_pipeline_stops_at_the_first_failure(examples: Examples) -> None:
     examples.replace("pipeline.yaml", "tee sum-$SKYPILOT_NODE_RANK", "tee sum-$SKYPILOT_NODE_RANK; exit 9")
     outcome = examples.launch_and_follow("pipeline.yaml")
     assert outcome.code != 0 and outcome.run["exit_code"] == 9, outcome.said
-    assert outcome.lines("report") == [] and outcome.states["report"] not in protocol.TERMINAL_STATES
+    assert outcome.lines("report") == [] and outcome.states["report"] == protocol.CANCELLED
 
 
 def test_a_group_from_python_says_how_each_task_ended(examples: Examples) -> None:
