@@ -4,13 +4,19 @@ VENV ?= .venv
 WORKERS ?= 4
 READY := $(VENV)/ready
 
-.PHONY: demo test slow faults soak lint bench setup clean
+.PHONY: demo test other slow faults soak lint bench setup clean
 demo: $(READY)
 	$(VENV)/bin/python -m tests.demo
 
 test: $(READY)
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) -m "not slow" --ignore tests/faults
 
+# What CI adds: the gang and groups on the other Slurm, the wheel, gigabytes of output.
+other: $(READY)
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS) -m slow tests/test_other_slurm.py tests/test_package.py \
+	    tests/test_executor.py tests/test_minislurm.py tests/test_states.py tests/minislurm
+
+# All that takes longer, some of it Slurm's own minutes.
 slow: $(READY)
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) -m slow --ignore tests/faults
 

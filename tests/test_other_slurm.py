@@ -1,4 +1,4 @@
-"""The gang's tests once more, on the Slurm version that this machine does not have.
+"""The tests of the gang and of groups once more, on the Slurm version that this machine does not have.
 
 On Debian 12 (Slurm 22.05) that is Debian 13's 24.11, and the other way round, in a root made by debootstrap once and
 kept in /var/tmp.
@@ -18,7 +18,7 @@ from tests.minislurm.errors import BedError
 from tests.minislurm.rootfs import prepare
 
 OTHER_SUITE = {"bookworm": "trixie", "trixie": "bookworm"}
-FILES = ("tests/test_gang_on_slurm.py", "tests/test_examples.py")
+FILES = ("tests/test_gang_on_slurm.py", "tests/test_examples.py", "tests/test_groups.py")
 
 
 def other_suite() -> str:
