@@ -531,7 +531,7 @@ def read_part(path: str, inode: Optional[int], offset: int, size: int) -> Answer
             file.seek(begin - known)
             data = file.read(size + known)[known:]
     except OSError:
-        return {"inode": inode, "offset": max(offset, 0), "size": 0, "data": "", "is_new": False, "is_there": False}
+        return {"inode": inode, "offset": offset, "size": 0, "data": "", "is_new": False, "is_there": False}
     text = base64.b64encode(data).decode()
     return {
         "inode": state.st_ino,

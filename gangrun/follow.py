@@ -75,7 +75,8 @@ class Reader:
         self._inode, self._offset, self._record = answer["inode"], answer["offset"], answer["record"]
         self._end_s = END_FIRST_S if answer["data"] else self._end_s
         self._is_there = answer["is_there"]
-        self._first_size = answer["size"] if self._first_size is None else self._first_size
+        if self._first_size is None and self._is_there:
+            self._first_size = answer["size"]
         return base64.b64decode(answer["data"])
 
     @property

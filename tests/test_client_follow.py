@@ -158,6 +158,7 @@ class TestLogs:
     def test_the_last_ten_thousand_of_fifteen_thousand_lines_are_these(self, laptop: Laptop) -> None:
         job = laptop.launch("seq 1 14999; printf 15000")
         last = [str(i) for i in range(5001, 15001)]
+        assert laptop.gangrun("wait", job.run).returncode == 0  # else -n counts from what there is when -f begins
         followed = laptop.gangrun("logs", "-f", "--rank", "0", "-n", "10000", job.run)
         assert (followed.returncode, followed.stdout.split("\n")) == (0, last)
         for count, first in ((10000, 5001), (1, 15000), (20000, 1)):
