@@ -18,7 +18,7 @@ def main(host: str) -> None:
     for run in wait([quick, endless], timeout_s=600, any_of_them=True):
         print(run.run, run.state, run.exit_code)
     for piece in quick.logs("logs/1-worker1.log"):
-        sys.stdout.buffer.write(piece)
+        print(piece.decode(errors="replace"), end="")
 
     print(endless.cancel(grace_s=5).state)
 

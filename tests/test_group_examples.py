@@ -132,6 +132,22 @@ def test_a_group_from_python_says_how_each_task_ended(examples: Examples) -> Non
     assert said.count("the server says 200") == 2
 
 
+def test_two_tasks_from_python_one_of_them_cancelled(examples: Examples) -> None:
+    typed = examples.start("python", "examples/sdk.py", examples.host)
+    assert typed.wait(60) == 0, typed.err
+    assert re.fullmatch(r"sdk-quick-\w+ SUCCEEDED 0\nrank 1 of 2\nCANCELLED\n", without_colour(typed.out)), typed.out
+
+
+@pytest.mark.slow
+def test_rollout_and_training_take_turns_on_all_gpus(own_cluster: BootCluster, shared_dir: Path) -> None:
+    cluster = own_cluster(nodes=4, gpus=4, cpus=8)
+    bench = Bench(cluster, shared_dir)
+    argv = ["gangrun", "launch", str(EXAMPLES / "rlhf_elastic.yaml"), "--host", "local"]
+    said = cluster.run(CONTROLLER, argv, cwd=bench.directory, env=bench.environ, timeout_s=120).stdout
+    units = [float(text) for text in re.findall(r"round \d: ([0-9.]+) units a round", said)]
+    assert len(units) == 2 and 15 <= units[-1] < 30, said  # 30 is what a pool split in halves needs
+
+
 def test_each_checkpoint_is_scored_by_a_task_that_joins_the_running_group(bench: Bench) -> None:
     """On the login node itself: there gangrun is installed where the nodes see it."""
     shutil.copytree(EXAMPLES, bench.directory / "examples")
