@@ -63,6 +63,7 @@ PRIVATE_FILES_S = 0.5
 ASKED = ("--nodes=", "--cpus-per-task=", "--gpus-per-node=")
 PREEMPTION_PATIENCE_S = 120.0  # slurmctld looks at grace periods every 30 s or so
 ALLOC_POLL_S = 0.2
+NOT_EXECUTED = "Exited with exit code 2"  # srun's code for a program that is not there
 WAITING_WORDS_S = 5.0
 FEW_FILES, MANY_NODES = 1024, 4
 NODES_LOOK = 6  # times as long between two looks at the nodes that a waiting job still has
@@ -360,7 +361,9 @@ class Driver:
             raise Ended(Verdict(protocol.CANCELLED, protocol.EXIT_TERMINATED, [], None, run.last_words))
         asked = " ".join(word for word in run.argv if word.startswith(ASKED))
         words = run.words.strip() or f"srun ended with code {run.code} and said nothing"
-        reason = f"the run step could not start: {words} (asked for {asked})"
+        # slurmstepd's own words, "execve(): PATH: No such file", may get lost on their way (24.11).
+        hint = f"; is {executor_command(self._job)[0]} there on every node?" if NOT_EXECUTED in words else ""
+        reason = f"the run step could not start: {words} (asked for {asked}){hint}"
         raise Ended(Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, reason))
 
     def _refuse_lost_nodes(self) -> None:

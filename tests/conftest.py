@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,15 @@ from tests.solo import Solo
 pytest_plugins = ["tests.minislurm.fixtures"]
 # Tests on real Slurm start processes of other users and long paths break sockets: keep it short and open.
 SHARED = Path("/tmp")
+
+
+def pytest_configure() -> None:
+    """Who starts the suite in the background of a script, or under nohup, leaves it signals that are ignored; so would
+    be all that it starts."""
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ class TestProctrack:
         if cluster.notes:
             pytest.skip("; ".join(cluster.notes))
         cluster.run("ctl", ["srun", "-wn1", "sh", "-c", LEAVES_A_CHILD])
-        until(lambda: cluster.processes("n1") == [], timeout_s=3)
+        until(lambda: cluster.processes("n1") == [])
 
     def test_pgid_does_not(self, own_cluster: BootCluster) -> None:
         cluster = own_cluster(nodes=1, proctrack="pgid")

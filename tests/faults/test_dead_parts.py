@@ -202,6 +202,7 @@ class TestOnAClusterOfItsOwn:
             row.left = A_DEAD_DRIVERS_FILES
             assert (end.state, job.status()["state"]) == ("NODE_FAIL", "RUNNING")
         else:
+            job.wait_state(*protocol.TERMINAL_STATES)  # Slurm calls the job over before its driver has ended
             row.ended(job.wait(), bench)
             assert row.seen.startswith("FAILED_DRIVER: ") and row.code == "125", row.seen
             assert "Node failure on n2" in row.seen or "DUE TO NODE FAILURE" in row.seen
