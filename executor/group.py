@@ -296,11 +296,25 @@ class GroupDriver:
             protocol.ENV_RESTARTS: str(member.restarts),
             **({protocol.ENV_COMPONENT: str(member.task.component)} if member.task.component is not None else {}),
             **{protocol.address_variable(name): address for name, address in heads.items()},
+            **self._own_part(member),
+        }
+
+    def _own_part(self, member: Member) -> dict[str, str]:
+        """A nested srun and `scontrol show hostnames` see the task's own nodes, not its peers'."""
+        if not member.nodes:
+            return {}
+        nodes, count = ",".join(member.nodes), str(len(member.nodes))
+        return {
+            protocol.SLURM_JOB_NODELIST: nodes,
+            protocol.SLURM_NODELIST: nodes,
+            protocol.SLURM_JOB_NUM_NODES: count,
+            protocol.SLURM_NNODES: count,
         }
 
     def _end_all(self) -> None:
         """Everybody is told at once; each has its own time."""
         self._is_ending = True
+        self._requests.close()
         for member in self._members:
             self._tell_to_end(member)
 
@@ -421,8 +435,18 @@ class GroupDriver:
         if record.get("driver", {}).get("pid") == member.pid:
             member.record = record
 
+    def _why_waiting(self, member: Member) -> dict[str, str]:
+        """What a task that has not begun waits for."""
+        if member.is_running or member.has_ended or self._is_ending:
+            return {}
+        awaited = [self._member(name) for name in member.task.after if not self._member(name).is_ready]
+        probe = self._probes.get(awaited[0].task.name) if awaited else None
+        if probe is not None:
+            return {"reason": f"waits for {probe.describe()}: {probe.last_problem}"}
+        return {"reason": f"waits for {awaited[0].task.name}"} if awaited else {}
+
     def _publish(self) -> None:
-        reports = [member.report() for member in self._members]
+        reports = [{**member.report(), **self._why_waiting(member)} for member in self._members]
         if reports != self._told:
             self._told = reports
             self._directory.tell_tasks(reports)

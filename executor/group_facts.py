@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from executor import protocol
 from executor.identity import expand_hosts
 from executor.protocol import UsageError
-from executor.shared import write_in_place
+from executor.shared import remove_quietly, write_in_place
 
 
 class Task(NamedTuple):
@@ -84,6 +84,10 @@ class Requests:
     def open(self) -> None:
         """Begin with an empty file: what an earlier attempt was asked for is over."""
         write_in_place(self._path, b"")
+
+    def close(self) -> None:
+        """Who asks from now on is told that nobody listens."""
+        remove_quietly(self._path)
 
     def new(self) -> list[dict[str, Any]]:
         """What was asked for since the last look. A line that is not whole yet is left for the next."""

@@ -31,6 +31,7 @@ LINE_BYTES = 1 << 16  # of an unfinished line that are kept
 TAIL_BYTES = 1 << 14
 COMMAND_S = 30.0
 PAUSE_S = 0.5  # between two runs of a command
+FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 0.05, 1.0, 1.2  # between two questions to a server
 WORDS_BYTES = 4096
 URL = re.compile(r"(?:http://[^/:]*)?:?(?P<port>\d+)(?P<path>/[^\s#]*)?\Z")
 # What the stream puts before a rank's line; the pattern is for what the task printed.
@@ -142,18 +143,25 @@ class Server:
         self._socket: socket.socket | None = None
         self._is_connected = False
         self._answer = b""
-        self._deadline = 0.0
+        self._deadline = self._again = 0.0
+        self._pause_s = FIRST_PAUSE_S
         self.problem = "not asked yet"
 
     def look(self, wait_s: float) -> bool:
+        if self._socket is None and time.monotonic() < self._again:
+            return False
         try:
             if self._socket is None:
                 self._connect()
-            return self._advance(wait_s)
+            is_ready = self._advance(wait_s)
         except OSError as error:
             self.problem = (error.strerror or str(error)).lower()
             self.close()
-            return False
+            is_ready = False
+        if not is_ready and self._socket is None:  # asked, and not ready: seldom, or its log is full of us
+            self._pause_s = min(self._pause_s * PAUSE_GROWTH, LONGEST_PAUSE_S)
+            self._again = time.monotonic() + self._pause_s
+        return is_ready
 
     def _connect(self) -> None:
         family, _, _, _, where = socket.getaddrinfo(self._address, self._port, type=socket.SOCK_STREAM)[0]

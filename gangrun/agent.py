@@ -623,6 +623,15 @@ def needs_driver(config: str, grace_s: Optional[float]) -> bool:
     return grace_s is None or said is None or grace_s > int(said.group(1))
 
 
+def op_tidy(root: str, runs: List[str]) -> Answer:
+    """Take away what a driver that was killed could not."""
+    home = home_of(root)
+    for run in runs:
+        for path in glob.glob(os.path.join(glob.escape(run_path(home, os.path.basename(run))), "secrets*")):
+            remove(path)
+    return {}
+
+
 def op_ask(root: str, run: str, line: str) -> Answer:
     """Ask a running group's driver for something."""
     path = os.path.join(run_path(home_of(root), run), NAMES["requests"])

@@ -196,8 +196,14 @@ class Cluster:
 
     def _take_in(self, runs: Sequence[Run], answer: Mapping[str, Any]) -> None:
         seen = Seen.of(answer)
+        killed = []
         for run in runs:
-            self.records.change(run.run, **news_of(run, seen))
+            news = news_of(run, seen)
+            self.records.change(run.run, **news)
+            if news.get("is_final") and run.meta.get("secrets") != [] and not seen.has_ended_by_itself(run):
+                killed.append(run.run)
+        if killed:
+            self.host.call("tidy", root=runs[0].root, runs=killed)
 
     def adopt(self) -> list[Job]:
         """Find the runs that lie on the cluster and are not recorded here."""

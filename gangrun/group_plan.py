@@ -11,7 +11,7 @@ from codegen.group import GroupBundle, GroupTask, JobGroup, group_sbatch_options
 from codegen.spec import SpecError
 from executor import protocol
 from gangrun import agent, launch, settings
-from gangrun.group import Group, Member
+from gangrun.group import SHARED, Group, Member
 from gangrun.launch import Place, Plan
 from gangrun.settings import Request, Settings
 from gangrun.snapshot import Snapshot
@@ -47,6 +47,7 @@ def plan_group(
     snapshots: Mapping[str, Snapshot],
 ) -> Plan:
     """Pure. `own` are the tasks' requests, `snapshots` are by work directory."""
+    _require_own_ports(group)
     trees = {tree_of(member.task, snapshots): digest_of(member.task, snapshots) for member in group.members}
     tasks = tuple(_task(group, index, run, place, own_request_, snapshots) for index, own_request_ in enumerate(own))
     spec = JobGroup(
@@ -54,9 +55,9 @@ def plan_group(
         name=group.name,
         tasks=tasks,
         cluster_home=place.root,
-        stops_on_primary_failure=group.on_primary_failure != "continue",
+        stops_on_primary_failure=group.stops_on_primary_failure,
         is_parallel=group.is_parallel,
-        is_shared=group.placement == "shared",
+        is_shared=group.placement == SHARED,
         inter_connection=group.inter_connection,
         python=place.python,
     )
@@ -67,6 +68,19 @@ def plan_group(
     longest_s = max(task.job.grace_s for task in tasks)
     meta = {**_metadata(group, run, request, snapshots), "grace_s": longest_s}  # what a cancel waits for
     return launch.planned(run, place, files, options, meta, trees)
+
+
+def _require_own_ports(group: Group) -> None:
+    """Tasks on shared nodes would be taken for each other."""
+    seen: dict[int, str] = {}
+    for member in group.members if group.placement == SHARED else ():
+        port = member.ready.port if member.ready else None
+        if port is not None and port in seen:
+            raise SpecError(
+                f"task {member.name}: ready.port={port}: {seen[port]} has it on the same nodes; use another"
+            )
+        if port is not None:
+            seen[port] = member.name
 
 
 def _task(
@@ -82,7 +96,7 @@ def _task(
         name=task.name,
         job=job,
         is_primary=member.is_primary,
-        component=index if group.is_parallel and group.placement != "shared" and not group.is_homogeneous else None,
+        component=index if group.is_parallel and group.placement != SHARED and not group.is_homogeneous else None,
         after=member.after,
         ready=member.ready.to_dict() if member.ready else None,
         max_restarts=member.max_restarts,

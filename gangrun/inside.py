@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from codegen.bundle import write_files
 from executor import protocol
 from gangrun import agent, states
 from gangrun.group import LABEL, LONGEST_LABEL
-from gangrun.task import Task
+from gangrun.task import Slurm, Task
 
 CLAIMS = "members"
 MOST_OF_A_NAME = 10000
@@ -31,6 +32,8 @@ def join(task: Task, name: str | None = None) -> Joined:
     directory = group_directory()
     if directory is None:
         raise SpecError(f"{protocol.ENV_GROUP_DIRECTORY} is not set: this process is not a part of a job group")
+    if task.slurm != Slurm(grace=task.slurm.grace):
+        raise SpecError(f"slurm: of a task that joins a group only grace counts; {task.name} gets what is free there")
     label = _free_name(directory, name or task.name)
     job = _job(task, directory, label)
     secrets_name = protocol.member_secrets_name(label)
@@ -47,6 +50,9 @@ class Joined:
     def __init__(self, name: str, job: Job) -> None:
         self.name = name
         self._home, self._job_id = os.path.expanduser(job.cluster_home or "~"), job.job_id
+
+    def __repr__(self) -> str:
+        return f"Joined({self.name!r})"
 
     def record(self) -> states.Record | None:
         """What its driver recorded, or, where it never had one, what the group's says of it."""
@@ -81,12 +87,12 @@ def _free_name(directory: str, wanted: str) -> str:
     """The name, or with the first number that makes it this group's only one: mkdir(2) gives each to one caller."""
     if not LABEL.fullmatch(wanted) or len(wanted) > LONGEST_LABEL:
         raise SpecError(f"name={wanted!r}: use letters, digits and hyphens, as for any task of a group")
-    claims = os.path.join(directory, CLAIMS)
+    claims = os.path.join(directory, CLAIMS, os.environ.get(protocol.SLURM_RESTART_COUNT) or "0")
     try:
         os.makedirs(claims, mode=0o700, exist_ok=True)
         for number in range(1, MOST_OF_A_NAME):
             label = wanted if number == 1 else f"{wanted}-{number}"
-            if os.path.exists(os.path.join(directory, protocol.member_driver_name(label))):
+            if _is_declared(directory, label):
                 continue
             try:
                 os.mkdir(os.path.join(claims, label))
@@ -96,6 +102,13 @@ def _free_name(directory: str, wanted: str) -> str:
     except OSError as error:
         raise SpecError(f"cannot write the group's directory {directory}: {error.strerror}") from error
     raise SpecError(f"name={wanted!r}: {MOST_OF_A_NAME} tasks of this group have this name")
+
+
+def _is_declared(directory: str, label: str) -> bool:
+    """A task of the group's file: it has a driver, and nobody has claimed its name, in no attempt."""
+    if not os.path.exists(os.path.join(directory, protocol.member_driver_name(label))):
+        return False
+    return not glob.glob(os.path.join(glob.escape(os.path.join(directory, CLAIMS)), "*", label))
 
 
 def _job(task: Task, directory: str, label: str) -> Job:

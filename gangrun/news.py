@@ -84,6 +84,11 @@ class Seen(NamedTuple):
         queued = [job for job, rows in self.rows.items() if any(row.name == run.run for row in rows)]
         return noted or ((min(queued, key=int), run.cluster) if queued else (None, None))
 
+    def has_ended_by_itself(self, run: Run) -> bool:
+        """Its driver recorded the end, and took its secrets along."""
+        record = states.parse_record(self.answer["records"].get(run.run))
+        return record is not None and record.is_terminal
+
     def has_answered(self, cluster: str | None) -> bool:
         queue = self.answer["squeue"].get(cluster or "")
         return queue is not None and queue["rc"] == 0

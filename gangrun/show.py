@@ -69,7 +69,14 @@ def queue_rows(run: Run, now: float) -> list[tuple[str, ...]]:
     """A run, and below it the tasks of a group; [P] marks the primaries where there are others."""
     names = run.meta.get("primary") or ()
     has_others = len(names) < len(run.meta.get("tasks") or ())
-    return [queue_row(run, now), *(_task_row(task, has_others, now) for task in run.tasks)]
+    return [queue_row(run, now), *(_task_row(_settled(task, run), has_others, now) for task in run.tasks)]
+
+
+def _settled(task: Mapping[str, Any], run: Run) -> Mapping[str, Any]:
+    """A task whose group has ended without telling of it."""
+    if not run.is_final or task["state"] in protocol.TERMINAL_STATES:
+        return task
+    return {**task, "state": states.LOST, "ended": run.ended}
 
 
 def _task_row(task: Mapping[str, Any], has_others: bool, now: float) -> tuple[str, ...]:
@@ -77,7 +84,7 @@ def _task_row(task: Mapping[str, Any], has_others: bool, now: float) -> tuple[st
     started = task.get("started")
     since = "" if started is None else age((task.get("ended") or now) - started)
     record = states.parse_record(json.dumps({**task, "attempt": 0}))
-    what_now = "; ".join(filter(None, (states.progress(record), str(task.get("reason") or ""))))
+    what_now = "; ".join(filter(None, (states.progress(record), " ".join(str(task.get("reason") or "").split()))))
     nodes = str(task.get("num_nodes") or len(task["nodes"]))
     return (name, "", "", str(task["state"]), nodes, str(task["restarts"]), since, what_now)
 

@@ -56,7 +56,8 @@ def _ended(job: Job, run: Run) -> Explanation:
     found = job.cluster.host.call("describe", root=run.root, run=run.run)
     record = _parsed(found["record"])
     found = why_ended(record, _account(job, run), _tails(job, run, record or {}))
-    return found if record else found._replace(facts=tuple(filter(None, (run.reason, *found.facts))))
+    is_told = record is not None and record.get("state") in protocol.TERMINAL_STATES
+    return found if is_told else found._replace(facts=tuple(filter(None, (run.reason, *found.facts))))
 
 
 def _parsed(text: str | None) -> dict[str, Any] | None:
