@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from executor import protocol
 from executor.shared import Watch
 from executor.verdict import Verdict, has_ended, judge, lost_rank
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from executor.shared import Record
     from executor.step import Step
 
+STEP_END_S = 5.0
 SRUN_PATIENCE_S = 20.0  # from the last rank's end to the end of srun; a lost slurmstepd tells it nothing
 
 
@@ -19,7 +21,9 @@ class Attendance:
     """Looks at the ranks' records again and again; one object for one run step."""
 
     def __init__(self, liveness_timeout_s: float) -> None:
-        self._limit_s = liveness_timeout_s
+        # The ranks in the barrier give a silent peer up first, and the step ends well: that is the better verdict.
+        sweep_s = min(protocol.BEAT_LONGEST_S, liveness_timeout_s / 4)
+        self._limit_s = liveness_timeout_s + sweep_s + STEP_END_S
         self._watches: dict[int, Watch] = {}
         self._since_all_ended = Watch(SRUN_PATIENCE_S)
 
