@@ -22,6 +22,7 @@ from executor.group_life import Ended, Standing, is_over, verdict_of
 from executor.job import Job, addresses_of, cluster_home, this_slurm_job
 from executor.launchdir import JobDirectory
 from executor.loop import Arrival, Loop
+from executor.options import HOSTS_MEANS
 from executor.output import Framer, Log, Stream, tell
 from executor.process import exit_code, reap, spawn
 from executor.protocol import GangrunError, UsageError
@@ -32,8 +33,7 @@ from executor.verdict import Verdict
 __all__ = ["Group", "Task", "main", "this_slurm_job"]
 
 LOOK_S = 0.1
-NO_NAMES = "none"
-NAMES_REQUIRED, NAMES_IF_ANY = "required", "auto"  # a node may lack what this one has
+NAMES_IF_ANY, NAMES_REQUIRED, *_, NO_NAMES = HOSTS_MEANS  # a node may lack what this one has
 TAIL_LINES = 10
 STOPPED_CODES = [protocol.exit_code_of_signal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
 ENDED_BY_ITSELF = (protocol.SUCCEEDED, protocol.FAILED, protocol.FAILED_SETUP)
@@ -125,7 +125,7 @@ class GroupDriver:
         self._loop.take_signals()
         try:
             self._launch = self._directory.new_attempt(lambda: None)
-            self._hosts_file = os.path.join(self._launch.directory, "hosts")
+            self._hosts_file = self._launch.hosts
             self._write_hosts()
             self._requests.open()
         except OSError as error:
@@ -413,7 +413,7 @@ class GroupDriver:
     def _log(self, member: Member) -> Log:
         name = member.task.name
         if name not in self._logs:
-            path = os.path.join(self._group.directory, protocol.TASKS_NAME, name + ".out")
+            path = os.path.join(self._group.directory, protocol.task_output(name))
             self._logs[name] = Log(path, lambda text: tell(2, f"gangrun: {text}\n"))
             self._logs[name].begin(os.environ.get(protocol.SLURM_RESTART_COUNT) or "0")
         return self._logs[name]

@@ -183,6 +183,7 @@ class Launch:
         self.gang = directory + "/gang"
         self.heartbeat = directory + "/heartbeat"
         self.addresses = directory + "/addresses.json"
+        self.hosts = directory + "/hosts"
         self.run_script = directory + "/run.sh"
         self.setup_script = directory + "/setup.sh"
         self.run_env = directory + "/run.env.json"
@@ -209,6 +210,11 @@ def member_job_id(group_id: str, task: str) -> str:
 def address_variable(task: str) -> str:
     """`replay-buffer` -> GANGRUN_ADDR_REPLAY_BUFFER."""
     return ENV_ADDRESS_PREFIX + task.upper().replace("-", "_").replace(".", "_")
+
+
+def task_output(task: str) -> str:
+    """Where the output of a group's task is, in the group's directory."""
+    return f"{TASKS_NAME}/{task}.out"
 
 
 def member_driver_name(task: str) -> str:

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Sequ
 # each request: NAMES["home"], NAMES["status"], NAMES["conf"].
 RUNS, SNAPSHOTS = "runs", "snapshots"
 OUTPUT, META, TOMBSTONE, WORK, LOGS = "output", "meta.json", "cancelled", "work", "logs"
-JOB, SUBMITTING, TASKS = "job", "submitting", "tasks"
+JOB, SUBMITTING = "job", "submitting"
 LOCK = "submit.lock"
 NAMES = {}  # type: Dict[str, str]
 Answer = Dict[str, Any]
@@ -423,7 +423,7 @@ def submit(directory: str, run: str, sbatch: List[str], cluster: Optional[str]) 
 # --- following
 
 
-def op_poll(root: str, runs: List[Dict[str, Any]], squeue: List[str], sacct: List[str], accounting: bool) -> Answer:
+def op_poll(root: str, runs: List[Dict[str, Any]], squeue: List[str], sacct: List[str]) -> Answer:
     """All that can be known of these runs now: the drivers' records, one squeue, one sacct for those that it lacks."""
     home = home_of(root)
     answer: Answer = {"now": time.time(), "records": {}, "jobs": {}, "submitting": {}, "cancelled": []}
@@ -436,7 +436,7 @@ def op_poll(root: str, runs: List[Dict[str, Any]], squeue: List[str], sacct: Lis
         seen = {line.rpartition("|")[2].strip() for line in rows["stdout"].splitlines()}  # by name: ids are used again
         here = [run for run in runs if (run["cluster"] or "") == name and run["job"]]
         absent = sorted({run["job"] for run in here if run["run"] not in seen})
-        if accounting and rows["rc"] == 0 and absent:
+        if rows["rc"] == 0 and absent:
             answer["sacct"][name] = account(name, sacct, absent)
     return answer
 
@@ -567,7 +567,7 @@ def last_lines(file: BinaryIO, count: int) -> int:
 def op_list_logs(root: str, run: str) -> Answer:
     directory = run_path(home_of(root), run)
     sizes = {}
-    for top in (LOGS, TASKS):
+    for top in (LOGS, NAMES["tasks"]):
         for folder, _, names in os.walk(os.path.join(directory, top)):
             paths = [os.path.join(folder, name) for name in names]
             sizes.update({os.path.relpath(path, directory): os.path.getsize(path) for path in paths})

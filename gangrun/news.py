@@ -24,7 +24,6 @@ def poll_request(root: str, runs: Sequence[Run]) -> dict[str, Any]:
         "runs": asked,
         "squeue": ["--noheader", "--array", "--states=all", "--format=" + states.SQUEUE_FORMAT],
         "sacct": ["-X", "-P", "-n", "-D", "--starttime=now-%ddays" % days, "--format=" + states.SACCT_FIELDS],
-        "accounting": True,
     }
 
 

@@ -43,6 +43,7 @@ NAMES = {
     "status": protocol.STATUS_NAME,
     "conf": protocol.SLURM_CONF,
     "requests": protocol.REQUESTS_NAME,
+    "tasks": protocol.TASKS_NAME,
 }
 LOGIN_LOOK_S = 2.0
 END_S = 0.5  # for the last words of a program that was killed

@@ -89,7 +89,7 @@ def _tails(job: Job, run: Run, record: dict[str, Any]) -> dict[int, str]:
 
 def _is_wanted(name: str, rank: int, record: dict[str, Any]) -> bool:
     if record.get("tasks"):
-        return name == f"{protocol.TASKS_NAME}/{_failed_task(record)}.out"
+        return name == protocol.task_output(_failed_task(record))
     is_setup = record.get("state") == protocol.FAILED_SETUP
     wanted = f"setup-{protocol.node_name(rank)}." if is_setup else f"{rank}-"
     return os.path.basename(name).startswith((wanted, protocol.SINGLE_LOG_NAME))

@@ -99,7 +99,7 @@ def _log_names(job: Job, task: str | None, rank: int | None, node: str | None, s
     """The logs that the flags choose; `output` if they choose none. One may follow a log that is not there yet.
     Raises NotFound, naming those there are."""
     if rank is None and node is None and not setup:
-        return [OUTPUT if task is None else f"{protocol.TASKS_NAME}/{task}.out"]
+        return [OUTPUT if task is None else protocol.task_output(task)]
     run = job.run
     there = sorted(job.cluster.host.call("list_logs", root=run.root, run=run.run)["logs"])
     places = [_place(job, node)] if node is not None else []
@@ -188,7 +188,7 @@ def _is_of_a_rank(line: str) -> bool:
 
 
 def _is_of_task(name: str, task: str | None) -> bool:
-    return task is None or name == f"{protocol.TASKS_NAME}/{task}.out" or name.startswith(f"{LOGS}/{task}/")
+    return task is None or name == protocol.task_output(task) or name.startswith(f"{LOGS}/{task}/")
 
 
 def _download(job: Job, task: str | None, directory: str, as_json: bool) -> int:
