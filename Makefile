@@ -4,21 +4,26 @@ VENV ?= .venv
 WORKERS ?= 4
 READY := $(VENV)/ready
 
-.PHONY: demo test other slow faults soak lint bench setup clean
+.PHONY: demo test other ray slow faults soak lint bench setup clean
 demo: $(READY)
 	$(VENV)/bin/python -m tests.demo
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest -q -n $(WORKERS) -m "not slow" --ignore tests/faults
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS) -m "not slow and not ray" --ignore tests/faults
 
 # What CI adds: the gang and groups on the other Slurm, the wheel, gigabytes of output.
 other: $(READY)
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) -m slow tests/test_other_slurm.py tests/test_package.py \
 	    tests/test_executor.py tests/test_minislurm.py tests/test_states.py tests/minislurm
 
+# What needs a real Ray: installs it (400 MB) and runs one cluster of three raylets, one test after the other.
+ray: $(READY)
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -e '.[ray]'
+	$(VENV)/bin/python -m pytest -q -n 1 -m ray
+
 # All that takes longer, some of it Slurm's own minutes.
 slow: $(READY)
-	$(VENV)/bin/python -m pytest -q -n $(WORKERS) -m slow --ignore tests/faults
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS) -m "slow and not ray" --ignore tests/faults
 
 # Every fault but those that take Slurm minutes; `python -m tests.faults` provokes these too and writes docs/faults.md.
 faults: $(READY)

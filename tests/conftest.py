@@ -13,7 +13,7 @@ from tests.bench import Bench
 from tests.minislurm.cluster import Cluster
 from tests.solo import Solo
 
-pytest_plugins = ["tests.minislurm.fixtures"]
+pytest_plugins = ["tests.minislurm.fixtures", "tests.miniray.fixtures"]
 # Tests on real Slurm start processes of other users and long paths break sockets: keep it short and open.
 SHARED = Path("/tmp")
 
