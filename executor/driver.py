@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
-from executor import environment, protocol, slurm_commands
+from executor import environment, protocol, sharing, slurm_commands
 from executor.attendance import Attendance
 from executor.gang import Patience, prepare_records
 from executor.job import (
@@ -135,16 +135,19 @@ class Driver:
 
     # --- the calls of a driver, in their order
 
-    def start_run(self, srun: Sequence[str], script: str, has_setup: bool) -> None:
-        """Start the run step in the background; its ranks wait for `go`."""
+    def start_run(self, srun: Sequence[str], script: str, has_setup: bool, ray: object = None) -> None:
+        """Start the run step in the background; its ranks wait for `go`. With `ray` the script runs on rank 0 only."""
         flags = [
             "--script-path=" + self._private(self.launch.run_script, script),
             "--env-file=" + self._private(self.launch.run_env, json.dumps(self._variables(self._job.env_vars))),
             "--alloc-signal-file=" + self.launch.alloc,
         ]
         flags += ["--setup-done-signal-file=" + self.launch.setup_done] if has_setup else []
+        flags += ["--ray=" + json.dumps(ray)] if ray else []
         self._run_command = srun, flags
-        self._run = self._start("run", srun, flags, is_setup=False)
+        self._run = self._start(protocol.STEP_RUN, srun, flags, is_setup=False)
+        if protocol.ENV_GROUP_DRIVER not in os.environ:
+            self._directory.tell_queue(slurm_commands.queue_times(self._job.slurm_job_id))
 
     def wait_for_allocation(self) -> None:
         """Until the run step has started. Ends the job as a launch failure, in srun's words, if it cannot."""
@@ -157,7 +160,7 @@ class Driver:
                 run.id = self._allocation.get("step")
                 return
             if run.code is not None and self._may_try_again(run):
-                run = self._run = self._start("run", *self._run_command, is_setup=False)
+                run = self._run = self._start(protocol.STEP_RUN, *self._run_command, is_setup=False)
             elif run.code is not None:
                 self._launch_failed(run)
             if time.monotonic() - begun > WAITING_WORDS_S * (1 + told * NODES_LOOK):
@@ -176,8 +179,9 @@ class Driver:
             "--script-path=" + self._private(self.launch.setup_script, script),
             "--env-file=" + self._private(self.launch.setup_env, json.dumps(self._variables(self._job.setup_env_vars))),
         ]
+        srun = sharing.whole_node(srun, os.environ.get(protocol.ENV_NODE_GPUS, ""))
         while True:
-            setup = self._setup = self._start("setup", [*srun, *nodes], flags, is_setup=True)
+            setup = self._setup = self._start(protocol.STEP_SETUP, [*srun, *nodes], flags, is_setup=True)
             self._wait_for_setup(setup)
             if any(self._records(is_setup=True)) or not self._may_try_again(setup):
                 break
@@ -208,10 +212,11 @@ class Driver:
             self._steps.run_loop_for(PRIVATE_FILES_S if self._private_files and is_small else look_s)
             records = self._records(is_setup=False)
             self._remove_what_was_read(records)
-            self._directory.progress("run", records)
+            self._directory.progress(protocol.STEP_RUN, records)
             stuck = attendance.verdict_if_stuck(records, run) if run.is_running else None
             if stuck:
                 raise Ended(stuck)
+        self._directory.note(protocol.EVENT_STEP_ENDED, step=protocol.STEP_RUN, code=run.code)
         raise Ended(judge(self._records(is_setup=False), run.words, was_cancelled=False, srun_code=run.code))
 
     # --- the end
@@ -287,7 +292,7 @@ class Driver:
         is_setup = self._run is None or verdict.state == protocol.FAILED_SETUP
         records = self._records(is_setup) if self._run or self._setup else []
         ranks = rank_reports(records, verdict, len(self._job.cluster_ips))
-        self._directory.end(verdict, ranks)
+        self._directory.end(verdict, ranks, protocol.STEP_SETUP if is_setup else protocol.STEP_RUN)
         is_expected = verdict.state in (protocol.SUCCEEDED, protocol.CANCELLED)
         if not (is_expected and os.environ.get(protocol.ENV_GROUP_DRIVER)):  # the group's own summary says it
             tell(1, summary(self._job.job_id, verdict, ranks, self._job.log_dir, self._directory.age_s))
@@ -309,10 +314,12 @@ class Driver:
             f"--liveness-timeout-s={job.liveness_timeout_s:g}",
             *(["--workdir=" + job.workdir] if job.workdir else []),
             *_hosts_flags(),
+            *(["--ports=" + ",".join(map(str, job.ports))] if job.ports and not is_setup else []),
+            *(["--shares-gpus"] if os.environ.get(protocol.ENV_NODE_GPUS) else []),
             *(["--is-setup"] if is_setup else []),
         ]  # fmt: skip
         step = self._steps.start(argv, environment.without_step(os.environ), lambda: self._records(is_setup))
-        self._directory.note("step_started", step=name, pid=step.pid)
+        self._directory.note(protocol.EVENT_STEP_STARTED, step=name, pid=step.pid)
         return step
 
     def _current_run(self) -> Step:
@@ -325,7 +332,8 @@ class Driver:
             if self._run is not None and self._run.code is not None:
                 raise Ended(judge(self._records(is_setup=False), self._run.words, was_cancelled=False))
             self._steps.run_loop_for(HEARTBEAT_S)
-            self._directory.progress("setup", self._records(is_setup=True))
+            self._directory.progress(protocol.STEP_SETUP, self._records(is_setup=True))
+        self._directory.note(protocol.EVENT_STEP_ENDED, step=protocol.STEP_SETUP, code=setup.code)
 
     def _wait_a_little(self, since: float) -> None:
         self._steps.run_loop_for(min(ALLOC_POLL_S, max(0.005, (time.monotonic() - since) / 10)))
@@ -417,6 +425,7 @@ class Driver:
     def _variables(self, own: dict[str, str]) -> dict[str, str]:
         # srun gives its step's name to SLURM_JOB_NAME; a script wants the job's.
         told = {name: os.environ[name] for name in (protocol.SLURM_JOB_NAME,) if name in os.environ}
+        told[protocol.ENV_CHECKPOINTS] = self._directory.checkpoints
         if self._end_time is not None:
             told[protocol.ENV_DEADLINE] = str(self._end_time)
         member = json.loads(os.environ.get(protocol.ENV_MEMBER_ENV) or "{}")

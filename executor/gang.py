@@ -91,6 +91,7 @@ class Gang:
             "pid": os.getpid(),
             "step": f"{job}.{step}",
             "beat": 0,
+            "joined": round(time.time(), 3),
             "code": None,
             "started": None,
             "ended": None,
@@ -273,8 +274,13 @@ class Barrier:
 
 def prepare_records(launch: protocol.Launch, num_ranks: int, is_setup: bool) -> None:
     """Make every record before anybody looks for it: a name once not found may stay not found for a minute."""
-    os.makedirs(launch.records(is_setup), mode=0o700, exist_ok=True)
+    make_records(launch.records(is_setup), num_ranks)
+
+
+def make_records(directory: str, num_ranks: int) -> None:
+    """A record for each rank, in its full size; what has been written there already stays."""
+    os.makedirs(directory, mode=0o700, exist_ok=True)
     for rank in range(num_ranks):
-        fd = os.open(launch.record(rank, is_setup), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open("%s/%d" % (directory, rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(fd, max(protocol.RECORD_BYTES, os.fstat(fd).st_size))
         os.close(fd)

@@ -15,6 +15,7 @@ from executor import protocol
 from executor.job import Job
 from executor.output import tell
 from executor.protocol import GangrunError
+from executor.rank_events import RankEvents
 from executor.shared import append, remove_quietly, write_atomic, write_in_place
 from executor.verdict import Verdict
 
@@ -30,6 +31,7 @@ class JobDirectory:
         self._errno = errno.EIO
         self._is_published = False
         self._launch: protocol.Launch | None = None
+        self._ranks = RankEvents()
         self._status: dict[str, Any] = {
             "version": protocol.VERSION,
             "job_id": job.job_id,
@@ -45,6 +47,11 @@ class JobDirectory:
         }
 
     @property
+    def checkpoints(self) -> str:
+        """Where the job's scripts note their checkpoints, in all attempts."""
+        return os.path.join(self.path, protocol.CHECKPOINTS_NAME)
+
+    @property
     def age_s(self) -> float:
         return time.monotonic() - self._begun
 
@@ -56,23 +63,31 @@ class JobDirectory:
         remove_quietly(os.path.join(self.path, protocol.EXIT_CODE_NAME))
         old = [name for name in os.listdir(self.path) if name.startswith(protocol.attempt_name(""))]
         if old:
+            self._tell_lost_driver(old)
             end_old_steps()
         for name in old:
             remove_tree(os.path.join(self.path, name))
         self._launch = protocol.Launch(self._unused_directory())
         return self._launch
 
-    def enter(self, state: str) -> None:
-        """Change the state, unless the job has ended."""
+    def _tell_lost_driver(self, attempts: Sequence[str]) -> None:
+        """A driver that could tell nothing of its end beat to the last."""
+        beats = [os.path.join(self.path, name, protocol.HEARTBEAT_NAME) for name in attempts]
+        seen = [os.stat(path).st_mtime for path in beats if os.path.exists(path)]
+        if seen:
+            self.note(protocol.EVENT_DRIVER_LOST, seen=round(max(seen), 3))
+
+    def enter(self, state: str, **details: Any) -> None:
+        """Change the state, unless the job has ended. `details` are for the event."""
         if self._status["state"] in protocol.TERMINAL_STATES:
             return
         self._status["state"] = state
         self._status.setdefault("times", {})[state] = round(time.time(), 3)
         self._publish()
-        self.note("state", state=state)
+        self.note(protocol.EVENT_STATE, state=state, **details)
 
-    def end(self, verdict: Verdict, ranks: list[dict[str, Any]]) -> None:
-        """Enter the last state of this attempt, with all that is known."""
+    def end(self, verdict: Verdict, ranks: list[dict[str, Any]], step: str = protocol.STEP_RUN) -> None:
+        """Enter the last state of this attempt, with all that is known; `ranks` are those of this step."""
         first = None if verdict.first_failed is None else ranks[verdict.first_failed]
         self._status.update(
             exit_code=verdict.exit_code,
@@ -81,8 +96,8 @@ class JobDirectory:
             first_failure=first,
             ended=round(time.time(), 3),
         )
-        self._append([self._event("rank_ended", report) for report in ranks])
-        self.enter(verdict.state)
+        self._append([self._rank_ended(report, step) for report in ranks])
+        self.enter(verdict.state, exit_code=verdict.exit_code, reason=verdict.reason)
         if verdict.state in protocol.TERMINAL_STATES:
             path = os.path.join(self.path, protocol.EXIT_CODE_NAME)
             self._try(lambda: write_atomic(path, b"%d\n" % verdict.exit_code))
@@ -95,6 +110,7 @@ class JobDirectory:
         for record in records:
             state = record.get("state") if record else protocol.RANK_WAITING
             counts[str(state)] = counts.get(str(state), 0) + 1
+        self._append([self._event(event, fields) for event, fields in self._ranks.news(step, records)])
         found = {"step": step, "ranks": counts}
         if found != self._status.get("progress"):
             self._status["progress"] = found
@@ -105,6 +121,11 @@ class JobDirectory:
         self._status["tasks"] = tasks
         self._publish()
 
+    def tell_queue(self, times: dict[str, float]) -> None:
+        """How long the job waited for its nodes."""
+        if times:
+            self.note(protocol.EVENT_QUEUED, **times)
+
     def note(self, event: str, **fields: Any) -> None:
         """One line in events.jsonl, the source of every report."""
         self._append([self._event(event, fields)])
@@ -112,7 +133,14 @@ class JobDirectory:
     def _event(self, event: str, fields: dict[str, Any]) -> dict[str, Any]:
         return {"time": round(time.time(), 3), "attempt": self._status["attempt"], "event": event, **fields}
 
+    def _rank_ended(self, report: dict[str, Any], step: str) -> dict[str, Any]:
+        is_lost = report["state"] == protocol.RANK_LOST
+        heard = {"heard": self._ranks.heard(report["rank"])} if is_lost else {}
+        return self._event(protocol.EVENT_RANK_ENDED, {"step": step, **report, **heard})
+
     def _append(self, events: Sequence[dict[str, Any]]) -> None:
+        if not events:
+            return
         lines = b"".join(json.dumps(event).encode() + b"\n" for event in events)
         path = os.path.join(self.path, protocol.EVENTS_NAME)
         self._try(lambda: append(path, lines))

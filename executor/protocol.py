@@ -21,6 +21,7 @@ SLURM_STEP_NUM_TASKS = "SLURM_STEP_NUM_TASKS"
 SLURM_NNODES = "SLURM_NNODES"
 SLURM_NODELIST = "SLURM_NODELIST"
 SLURM_GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
+SLURM_STEP_GPUS = "SLURM_STEP_GPUS"  # as the node numbers them
 SLURM_RESTART_COUNT = "SLURM_RESTART_COUNT"
 SLURM_DISTRIBUTION = "SLURM_DISTRIBUTION"
 SLURM_SRUN_COMM_PORT = "SLURM_SRUN_COMM_PORT"
@@ -43,6 +44,7 @@ ENV_INTERNAL_JOB_ID = "SKYPILOT_INTERNAL_JOB_ID"
 ENV_ATTEMPT = "GANGRUN_ATTEMPT"
 RUN_VARIABLES = (ENV_NODE_RANK, ENV_NODE_IPS, ENV_NUM_GPUS_PER_NODE, ENV_ATTEMPT)
 SETUP_VARIABLES = (ENV_SETUP_NODE_RANK, ENV_SETUP_NODE_IPS, ENV_SETUP_NUM_GPUS_PER_NODE, ENV_ATTEMPT)
+ENV_CHECKPOINTS = "GANGRUN_CHECKPOINTS"  # the file in which a script notes its checkpoints
 ENV_DEADLINE = "GANGRUN_DEADLINE"  # when Slurm will end the job, in seconds since 1970
 ENV_MEMBER_NODES = "GANGRUN_MEMBER_NODES"  # of a task of a group: its nodes, with commas
 ENV_HET_GROUP = "GANGRUN_HET_GROUP"  # of a task of a group: its component of a heterogeneous job
@@ -56,6 +58,7 @@ ENV_COMPONENT = "GANGRUN_COMPONENT"  # of a group's task: its component of a het
 ENV_RESTARTS = "GANGRUN_RESTARTS"  # of a group's task: how often its group has started it again
 ENV_TASK_NAME = "GANGRUN_TASK"  # the name of the group's task that this is
 ENV_GROUP_NAME = "SKYPILOT_JOBGROUP_NAME"
+ENV_NODE_GPUS = "GANGRUN_NODE_GPUS"  # of a task on nodes that it shares: the GPUs that its group has on each
 ENV_LOCAL_LAUNCHER = "GANGRUN_LOCAL_LAUNCHER"  # its pid
 BETWEEN_DRIVERS = (  # no script sees these
     ENV_MEMBER_NODES,
@@ -64,6 +67,7 @@ BETWEEN_DRIVERS = (  # no script sees these
     ENV_GROUP_DRIVER,
     ENV_HOSTS_FILE,
     ENV_HOSTS_MEANS,
+    ENV_NODE_GPUS,
     ENV_LOCAL_LAUNCHER,
 )
 
@@ -100,6 +104,17 @@ RANK_BROKEN = "broken"
 RANK_LOST = "lost"  # in reports only: it left no word
 RANK_ENDED_STATES = (RANK_STOPPED, RANK_DONE, RANK_FAILED, RANK_BROKEN)
 
+# --- What events.jsonl tells. Times of ranks are of their own nodes' clocks, all others of the driver's.
+EVENT_STATE = "state"  # the job's; at the end of an attempt with its exit code and reason
+EVENT_QUEUED = "queued"  # when Slurm took the job and when it gave it its nodes, on the controller's clock
+EVENT_STEP_STARTED = "step_started"
+EVENT_STEP_ENDED = "step_ended"
+EVENT_RANK_STARTED = "rank_started"  # as soon as the driver sees it
+EVENT_RANK_DONE = "rank_done"  # its script has ended; in the run step only while others' go on
+EVENT_RANK_ENDED = "rank_ended"  # all that is known of a rank, at the end of the attempt
+EVENT_DRIVER_LOST = "driver_lost"  # of the attempt before: it was last heard of at `seen`
+STEP_SETUP, STEP_RUN = "setup", "run"
+
 # --- What signal files say. A file that exists beforehand holds ARMED.
 ARMED = "armed"
 GO = "go"
@@ -130,6 +145,7 @@ PROCTRACK_PGID = "pgid"
 LOOPBACK_PREFIX = "127."
 UNSPECIFIED_PROCTRACK = "unknown"
 
+RAY_DIRECTORY = "gangrun.ray."  # in /tmp: what a rank's Ray keeps while it lives
 HOME_DIRECTORY = ".gangrun"
 ARCHIVE_NAME = "gangrun-executor.pyz"
 DRIVER_NAME = "driver.py"
@@ -137,6 +153,8 @@ LOCK_NAME = "lock"
 STATUS_NAME = "status.json"
 EVENTS_NAME = "events.jsonl"
 EXIT_CODE_NAME = "exit_code"
+CHECKPOINTS_NAME = "checkpoints"  # of a job, all its attempts: one line per checkpoint
+HEARTBEAT_NAME = "heartbeat"  # of an attempt: its driver rewrites it every few seconds
 SECRETS_NAME = "secrets.json"
 REQUESTS_NAME = "requests.jsonl"  # of a group: the tasks that were asked for while it runs, one line each
 TASKS_NAME = "tasks"  # of a group: a directory with the output of each task
@@ -181,9 +199,11 @@ class Launch:
         self.alloc = directory + "/alloc"
         self.setup_done = directory + "/setup_done"
         self.gang = directory + "/gang"
-        self.heartbeat = directory + "/heartbeat"
+        self.heartbeat = directory + "/" + HEARTBEAT_NAME
         self.addresses = directory + "/addresses.json"
         self.hosts = directory + "/hosts"
+        self.ray = directory + "/ray"  # `go <address> <token>`, then `done <exit code>`
+        self.ray_records = directory + "/ray-ranks"
         self.run_script = directory + "/run.sh"
         self.setup_script = directory + "/setup.sh"
         self.run_env = directory + "/run.env.json"
@@ -195,6 +215,10 @@ class Launch:
 
     def record(self, rank: int, is_setup: bool = False) -> str:
         return "%s/%d" % (self.records(is_setup), rank)
+
+    def ray_record(self, rank: int) -> str:
+        """What a rank says of its part of the Ray cluster: {"state": "joined"}, {"why": "..."}."""
+        return "%s/%d" % (self.ray_records, rank)
 
 
 def job_directory(cluster_home: str, slurm_job_id: str, name: str) -> str:

@@ -18,6 +18,10 @@ OVER_WORDS = ("Invalid job id specified", "already completing or completed", "ha
 CONFIGURATION_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
 PROCTRACK = re.compile(r"^\s*ProctrackType\s*=\s*(?:proctrack/)?(\w+)", re.IGNORECASE | re.MULTILINE)
 END_TIME = re.compile(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+QUEUE_TIMES = {
+    key: re.compile(rf"\b{name}=(\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+    for key, name in (("submitted", "SubmitTime"), ("eligible", "EligibleTime"), ("granted", "StartTime"))
+}
 PREEMPTED = re.compile(r"\bPreemptTime=\d")
 NODE_LIST = re.compile(r"^\s*NodeList=(\S+)", re.MULTILINE)
 KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
@@ -80,7 +84,23 @@ def end_time(slurm_job_id: str) -> int | None:
     if told.isdigit():
         return _within_a_year(int(told))
     found = END_TIME.search(output_of(["scontrol", "show", "job", slurm_job_id]) or "")
-    return _within_a_year(int(time.mktime(time.strptime(found.group(1), "%Y-%m-%dT%H:%M:%S")))) if found else None
+    return _within_a_year(_seconds(found.group(1))) if found else None
+
+
+def queue_times(slurm_job_id: str) -> dict[str, float]:
+    """When this run of the job was submitted and got its nodes, in seconds since 1970 on the controller's clock.
+
+    A requeue counts as a submission. Nothing where nobody says.
+    """
+    if not slurm_job_id.isdigit():
+        return {}
+    text = output_of(["scontrol", "show", "job", slurm_job_id]) or ""
+    found = {key: pattern.search(text) for key, pattern in QUEUE_TIMES.items()}
+    return {key: _seconds(match.group(1)) for key, match in found.items() if match}
+
+
+def _seconds(date: str) -> int:
+    return int(time.mktime(time.strptime(date, "%Y-%m-%dT%H:%M:%S")))
 
 
 def _within_a_year(end: int) -> int | None:
