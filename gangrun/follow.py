@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from executor import protocol
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from gangrun.cluster import Job
 
 CHUNK_BYTES = 1 << 20
+ANY_BYTES = "surrogateescape"
 LONG_POLL_S = 15.0  # the host answers at once when there is something, and after this in any case
 CALL_MARGIN_S = 30.0
 LOOK_FIRST_S = 2.0  # how often Slurm is asked about a job whose driver says nothing new
@@ -37,19 +39,29 @@ def follow_log(
 ) -> Iterator[bytes]:
     """Pieces of a log. With `follow` until the job has ended and everything has been read. A lost connection is told
     with `say` and mended; nothing is lost or repeated."""
-    reader = Reader(job, name, lines, say, sleep)
-    held = b""
+    return whole_characters(_pieces(Reader(job, name, lines, say, sleep), follow))
+
+
+def _pieces(reader: Reader, follow: bool) -> Iterator[bytes]:
     while True:
         piece = reader.read(LONG_POLL_S if follow else 0.0)
-        held, whole = _whole_characters(held + piece)
+        yield piece
+        if not follow and reader.has_all_there_was:
+            return
+        if not piece and (not follow or reader.is_over()):
+            return
+
+
+def whole_characters(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces that cut no character."""
+    decoder = codecs.getincrementaldecoder("utf-8")(ANY_BYTES)
+    for piece in pieces:
+        whole = decoder.decode(piece).encode("utf-8", ANY_BYTES)
         if whole:
             yield whole
-        if not follow and reader.has_all_there_was:
-            break
-        if not piece and (not follow or reader.is_over()):
-            break
-    if held:
-        yield held
+    rest = decoder.decode(b"", final=True).encode("utf-8", ANY_BYTES)
+    if rest:
+        yield rest
 
 
 class Reader:
@@ -142,14 +154,3 @@ class Reader:
         if run.state == protocol.PENDING and words != self._told:
             self._told = words
             self._say(words)
-
-
-def _whole_characters(data: bytes) -> tuple[bytes, bytes]:
-    """What must be held back, and what can be shown: a character's bytes stay together."""
-    for back in range(1, min(4, len(data) + 1)):
-        lead = data[-back]
-        if lead & 0xC0 == 0x80:
-            continue
-        length = 4 if lead >= 0xF0 else 3 if lead >= 0xE0 else 2 if lead >= 0xC0 else 1
-        return (data[-back:], data[:-back]) if length > back else (b"", data)
-    return b"", data

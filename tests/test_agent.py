@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gangrun import agent
-from gangrun.follow import _whole_characters
+from gangrun.follow import whole_characters
 from gangrun.remote import NAMES, Host, RemoteError, Unreachable
 from tests.bench import CHECKOUT
 
@@ -137,10 +137,10 @@ def test_a_log_that_shrank_or_was_replaced_is_read_from_its_start(tmp_path: Path
 
 def test_no_piece_of_a_log_cuts_a_character() -> None:
     text = "aé€𝄞z".encode()
+    for junk in (text, b"\x80\x80\x80\x80\x80", b"\xff\xfe", b"a\xff", text + b"\xf0\x9d"):
+        pieces = list(whole_characters(junk[at : at + 1] for at in range(len(junk))))
+        assert b"".join(pieces) == junk and b"" not in pieces
     for cut in range(len(text) + 1):
-        held, whole = _whole_characters(text[:cut])
-        assert whole + held == text[:cut]
-        assert whole.decode() == text[:cut].decode(errors="ignore")
-    for junk in (b"\x80\x80\x80\x80\x80", b"\xff\xfe", b"a\xff"):
-        held, whole = _whole_characters(junk)
-        assert whole + held == junk and len(held) <= 3
+        shown = list(whole_characters([text[:cut], text[cut:]]))
+        assert b"".join(shown) == text
+        assert all(piece.decode() for piece in shown)

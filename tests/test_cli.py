@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -256,3 +257,20 @@ def test_a_group_is_not_run_as_a_task(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "gangrun", "run", "--local", str(group)]
     done = subprocess.run(argv, capture_output=True, text=True, cwd=CHECKOUT)
     assert done.returncode == 2 and "a job group, which only `gangrun launch` takes" in done.stderr
+
+
+INTERRUPTED_IMPORT = """
+import os, runpy, signal, sys
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["gangrun", "queue"]
+runpy.run_module("gangrun", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_python_still_loads_is_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], cwd=CHECKOUT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

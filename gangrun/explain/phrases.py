@@ -68,9 +68,3 @@ def span(seconds: int) -> str:
         if seconds >= 2 * size:
             return f"{seconds // size} {unit}"
     return f"{seconds} s"
-
-
-def time_option(seconds: int) -> str:
-    """As --time takes it."""
-    days, rest = divmod(seconds, 86400)
-    return (f"{days}-" if days else "") + f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"

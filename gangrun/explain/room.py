@@ -34,10 +34,10 @@ from gangrun.explain.phrases import (
     memory_words,
     some,
     sum_words,
-    time_option,
     when_words,
 )
 from gangrun.explain.reasons import Explanation
+from gangrun.requests import slurm_time
 
 SMALL_MEMORY_MB = 1024  # what a site's default gives to one CPU is not worth a word
 
@@ -94,8 +94,8 @@ def _problem(one: Partition, job: Job, request: Request) -> str | None:
         (one.state not in ("UP", ""), f"partition {one.name} is {one.state}: it starts no jobs"),
         (
             limit is not None and one.max_time_s is not None and limit > one.max_time_s,
-            f"you asked for {time_option(limit or 0)} in partition {one.name}, "
-            f"which allows {time_option(one.max_time_s or 0)}",
+            f"you asked for {slurm_time(limit or 0)} in partition {one.name}, "
+            f"which allows {slurm_time(one.max_time_s or 0)}",
         ),
         (
             one.max_nodes is not None and request.nodes > one.max_nodes,
@@ -135,7 +135,7 @@ def not_allowed(view: View, problems: Sequence[str]) -> Explanation:
     limit = view.job.time_limit_s
     advice = []
     if longest and limit and limit > longest:
-        allowed = time_option(longest)
+        allowed = slurm_time(longest)
         advice.append(f"--time={allowed} or less: scontrol update jobid={view.job.id} timelimit={allowed}")
     return Explanation(problems[0], tuple(problems[1:]), (*advice, *_other_partitions(view)))
 
@@ -310,7 +310,7 @@ def _reserved_words(view: View, nodes: Sequence[Node]) -> str:
     if _is_active(view, one):
         return f"{what} has {taken} until {clock(one.end)}; {room}"
     limit = _time_limit(view)
-    lasts = f"its {time_option(limit)} are over" if limit is not None else "a job without a time limit is over"
+    lasts = f"its {slurm_time(limit)} are over" if limit is not None else "a job without a time limit is over"
     return f"{what} begins {when_words(view.now, one.start)} on {taken}, before {lasts}; {room}"
 
 
@@ -431,7 +431,7 @@ def _gap_advice(view: View, before: Sequence[Waiting]) -> tuple[str, ...]:
     gap, limit = _gap_s(view.now, min(starts)), _time_limit(view)
     if gap < 60 or (limit is not None and limit <= gap):
         return ()
-    return (f"--time={time_option(gap)} or less would be over before they begin, by Slurm's estimate: it may go first",)
+    return (f"--time={slurm_time(gap)} or less would be over before they begin, by Slurm's estimate: it may go first",)
 
 
 def _gap_s(now: datetime, start: datetime) -> int:
@@ -504,5 +504,5 @@ def _shorter(view: View, best: Fit) -> list[str]:
         gap = _gap_s(view.now, one.start) if one.start and view.now else 0
         job = view.job._replace(time_limit_s=gap)
         if gap >= 60 and _room(view._replace(job=job), job.request):
-            return [f"--time={time_option(gap)} or less would be over before {one.name} begins"]
+            return [f"--time={slurm_time(gap)} or less would be over before {one.name} begins"]
     return []
