@@ -6,6 +6,7 @@ Every target is printed with its limit and `ok` or `MISSED`. Exit code 0: none w
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -41,7 +42,8 @@ def main(argv: list[str] | None = None) -> int:
         if words[:1] == [MAKE_VENV]:
             return _make_venv(words[1:])
         arguments = _parse(words)
-        return _run(arguments.names or list(BENCHMARKS), arguments.rounds, skypilot.find(arguments.skypilot))
+        peer = skypilot.find(arguments.skypilot)
+        return _run(arguments.names or list(BENCHMARKS), arguments.rounds, peer, arguments.save)
     except PeerError as error:
         print("benchmarks: %s" % error, file=sys.stderr)
         return EXIT_USAGE
@@ -64,6 +66,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help=NAMES)
     parser.add_argument("--skypilot", metavar="PYTHON", help="a Python that has SkyPilot (or $%s)" % skypilot.VARIABLE)
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="measurements of each candidate (15)")
+    parser.add_argument("--save", metavar="FILE", help="what `gangrun estimate --measured FILE` reads (elastic)")
     arguments = parser.parse_args(words)
     unknown = [name for name in arguments.names if name not in {**BENCHMARKS, **BY_NAME_ONLY}]
     if unknown:
@@ -74,7 +77,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     return arguments
 
 
-def _run(names: list[str], rounds: int, peer: skypilot.SkyPilot | None) -> int:
+def _run(names: list[str], rounds: int, peer: skypilot.SkyPilot | None, save: str | None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave as tidily as after Ctrl-C
     report = Report()
     report.heading(
@@ -90,8 +93,18 @@ def _run(names: list[str], rounds: int, peer: skypilot.SkyPilot | None) -> int:
                 {**BENCHMARKS, **BY_NAME_ONLY}[name](session)
             except (BedError, PeerError, OSError, RuntimeError) as error:
                 report.failed(name, str(error))
+    if save is not None:
+        _save(save, report)
     report.summary()
     return EXIT_MISSED if report.missed else 0
+
+
+def _save(path: str, report: Report) -> None:
+    try:
+        with open(path, "w") as file:
+            file.write(json.dumps(report.kept, indent=1) + "\n")
+    except OSError as error:
+        report.failed("--save=%r" % path, str(error.strerror))
 
 
 def _make_venv(words: list[str]) -> int:

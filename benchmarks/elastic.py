@@ -10,10 +10,12 @@ import json
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 from benchmarks.place import Session
 from benchmarks.report import Limit
+from gangrun.estimate import Measured
 from tests.minislurm import preflight
 from tests.minislurm.cluster import Cluster
 
@@ -66,11 +68,20 @@ def run(session: Session) -> None:
     finally:
         cluster.down()
     report = session.report
+    report.kept[Measured.NAME] = _kept(split, turns).to_json()
     report.heading("elastic: %d GPUs, %d rounds of %d + %d GPU-units" % (NODES * GPUS, ROUNDS, ROLLOUT, TRAIN))
     for name, units, best in (("split 8 + 8", split, SPLIT), ("taking turns on all 16", turns, LEAST)):
         report.row(name, units, "units", ("its floor of %g" % best, best), limit=Limit(best * 1.25))
         report.row(name + ", used", 100 * LEAST / units, "%")
     report.row("turns over split", split / turns, "x", limit=Limit(1.6, at_least=True))
+
+
+def _kept(split: float, turns: float) -> Measured:
+    return Measured(
+        when=time.strftime("%Y-%m-%d"), where=f"Slurm on one machine with {os.cpu_count()} CPUs, fake GPUs",
+        pool=NODES * GPUS, phases={"rollout": ROLLOUT, "train": TRAIN}, iterations=ROUNDS, unit_s=UNIT_S,
+        split_units=round(split, 2), turns_units=round(turns, 2),
+    )  # fmt: skip
 
 
 def _split_file(session: Session) -> str:

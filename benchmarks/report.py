@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple, Optional, TextIO
+from typing import Any, NamedTuple, Optional, TextIO
 
 WIDTH = 52
 Peer = tuple[str, Optional[float]]
@@ -27,6 +27,7 @@ class Report:
         self.met = 0
         self.missed: list[str] = []
         self.skipped: list[str] = []
+        self.kept: dict[str, Any] = {}  # what other programs read, by benchmark
         self._heading = ""
 
     def heading(self, text: str) -> None:

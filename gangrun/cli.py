@@ -266,6 +266,31 @@ def gc(host: str | None, older_than: str, yes: bool, as_json: bool) -> NoReturn:
     sys.exit(verbs.gc(host, older_than, yes, as_json))
 
 
+@cli.command()
+@click.option("--work", metavar="DURATION", help="How long the run takes when nothing interrupts it.")
+@click.option("--checkpoint-every", metavar="DURATION", help="Work between two checkpoints (default: none are made).")
+@click.option("--checkpoint-cost", metavar="DURATION", help="What one takes.")
+@click.option("--preemptions", type=int, metavar="N", help="How often the run is interrupted.")
+@click.option("--mtbp", metavar="DURATION", help="Instead: mean machine time between preemptions.")
+@click.option("--requeue-wait", metavar="DURATION", help="In the queue after each.")
+@click.option("--restart-cost", metavar="DURATION", help="On the nodes after each, before work goes on.")
+@click.option("--pool", type=int, metavar="GPUS", help="GPUs that phases share.")
+@click.option("--phase", multiple=True, metavar="NAME=WORK", help="GPU-minutes of a phase in an iteration, or 2h40m.")
+@click.option("--turn-cost", metavar="DURATION", help="To begin a phase on all GPUs.")
+@click.option("--measured", metavar="FILE", help="What `python -m benchmarks elastic --save FILE` measured, beside it.")
+@json_option
+def estimate(as_json: bool, **options: Any) -> NoReturn:
+    """Compute what preemptions and checkpoints cost, or what a pool of GPUs yields. Nothing is asked or sent.
+
+    Example:  gangrun estimate --work 8h --checkpoint-every 30m --checkpoint-cost 2m --preemptions 3 --requeue-wait 40m
+
+    Example:  gangrun estimate --pool 16 --phase rollout=160 --phase train=80
+    """
+    from gangrun.verbs import estimate as verbs
+
+    sys.exit(verbs.estimate(as_json, **options))
+
+
 def assignments(envs: tuple[str, ...]) -> dict[str, str]:
     for text in envs:
         if "=" not in text:
