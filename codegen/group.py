@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from codegen.render import render
 from codegen.slurm import render_driver, sbatch_options
 from codegen.spec import Job, Resources, SpecError
 from executor import protocol
+from executor.group_pack import Need, Nodes, Room, most_on_a_node, pack, ports_of, require_own_ports
 
 TEMPLATE = "group_driver.py.j2"
 # --gres=gpu:2, --gres=gpu:h100:2, --mem=1024M
@@ -48,6 +49,13 @@ class GroupTask:
     after: tuple[str, ...] = ()
     ready: Mapping[str, Any] | None = None
     max_restarts: int = 0
+    memory_mb: int = 0
+
+    @property
+    def need(self) -> Need:
+        """Of each of its nodes; `ports` are all that it is known to listen on."""
+        resources, ports = self.job.resources, ports_of(self.job.ports, self.ready)
+        return Need(self.name, self.num_nodes, resources.cpus, resources.gpus, self.memory_mb, ports)
 
     @property
     def driver(self) -> str:
@@ -64,7 +72,10 @@ class GroupTask:
 
 @dataclass(frozen=True)
 class JobGroup:
-    """What the group's driver must know; every value has been checked where it was read."""
+    """What the group's driver must know; every value has been checked where it was read.
+
+    `room` is what tasks that share nodes may take of one.
+    """
 
     job_id: str
     name: str
@@ -75,6 +86,27 @@ class JobGroup:
     is_shared: bool = False
     inter_connection: bool | None = None
     python: str | None = None
+    room: Room = Room()
+
+    @property
+    def nodes(self) -> Nodes:
+        """Of each task, the places of its nodes in the allocation. Raises SpecError for tasks that cannot be there."""
+        counts = [task.num_nodes for task in self.tasks]
+        if not self.is_parallel:
+            return [range(count) for count in counts]
+        if not self.is_shared:
+            return [range(sum(counts[:index]), sum(counts[: index + 1])) for index in range(len(counts))]
+        needs = [task.need for task in self.tasks]
+        try:
+            nodes = pack(needs, self.room)
+            require_own_ports(needs, nodes)
+        except protocol.UsageError as error:
+            raise SpecError(str(error)) from error
+        return nodes
+
+    @property
+    def num_nodes(self) -> int:
+        return 1 + max(node for nodes in self.nodes for node in nodes)
 
 
 class GroupBundle(NamedTuple):
@@ -114,52 +146,47 @@ def group_sbatch_options(group: JobGroup, output: str, extra: Sequence[str], own
 
 
 def _as_one(group: JobGroup) -> Job:
-    """One job whose nodes hold all that may meet on them."""
-    counts = [task.num_nodes for task in group.tasks]
+    """One job whose nodes hold all that meets on them."""
     needs = [task.job.resources for task in group.tasks]
-    together = _together(group)
     return dataclasses.replace(
         group.tasks[0].job,
-        num_nodes=sum(counts) if together is None else max(counts),
+        num_nodes=group.num_nodes,
         resources=Resources(
-            cpus=(together or max)(need.cpus for need in needs),
-            gpus=(together or max)(need.gpus for need in needs),
+            cpus=_together(group, [need.cpus for need in needs]),
+            gpus=_together(group, [need.gpus for need in needs]),
         ),
     )
 
 
-def _together(group: JobGroup) -> Callable[[Iterable[int]], int] | None:
-    """What a node needs of what its tasks need: all of it if they share it, the most if they take turns.
-
-    None if each task has nodes of its own, which are all alike.
-    """
-    if not group.is_parallel:
-        return max
-    return sum if group.is_shared else None
+def _together(group: JobGroup, amounts: Sequence[int]) -> int:
+    """What a node needs of what its tasks need: all of it if they share it; the most where they take turns, and where
+    each has nodes of its own, which are all alike."""
+    return most_on_a_node(group.nodes, amounts) if group.is_shared else max(amounts)
 
 
 def _own_as_one(group: JobGroup, own: Sequence[Sequence[str]]) -> list[str]:
-    together = _together(group) or max
     said = [option for mine in own for option in mine]
-    counted = {
-        name: [match for match in map(COUNTED.fullmatch, said) if match and match["name"] == name]
-        for name in ("--gres=gpu", "--mem")
-    }
     others = dict.fromkeys(option for option in said if not COUNTED.fullmatch(option))
     constraints = [option for option in others if option.startswith("--constraint=")]
     if len(constraints) > 1:
         raise SpecError(f"tasks on the same nodes must agree on these: {', '.join(constraints)}")
-    return [*others, *(_one(matches, together) for matches in counted.values() if matches)]
+    return [*others, *(_one(group, name, own) for name in ("--gres=gpu", "--mem") if _counted(name, said))]
 
 
-def _one(matches: Sequence[re.Match[str]], together: Callable[[Iterable[int]], int]) -> str:
+def _one(group: JobGroup, name: str, own: Sequence[Sequence[str]]) -> str:
     """`--gres=gpu:h100:3` of `--gres=gpu:h100:2` and `--gres=gpu:1`: any kind will do for the latter."""
-    kinds = sorted({match["kind"] for match in matches if match["kind"]})
+    by_task = [_counted(name, mine) for mine in own]
+    first, *others = [match for matches in by_task for match in matches]
+    kinds = sorted({match["kind"] for match in (first, *others) if match["kind"]})
     if len(kinds) > 1:
         raise SpecError(f"tasks on the same nodes ask for GPUs of different kinds: {', '.join(kinds)}")
     kind = f":{kinds[0]}" if kinds else ""
-    first = matches[0]
-    return f"{first['name']}{kind}{first['sign']}{together(int(match['count']) for match in matches)}{first['unit']}"
+    count = _together(group, [sum(int(match["count"]) for match in matches) for matches in by_task])
+    return f"{name}{kind}{first['sign']}{count}{first['unit']}"
+
+
+def _counted(name: str, options: Sequence[str]) -> list[re.Match[str]]:
+    return [match for match in map(COUNTED.fullmatch, options) if match and match["name"] == name]
 
 
 def _bytes(text: str) -> bytes:

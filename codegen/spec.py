@@ -55,8 +55,8 @@ class Job:
     the time from TERM to KILL. `secrets` are variables that are written to a 0600 file only. `launcher` is `srun`, or
     `local` for a machine without Slurm. `warn_signal` (`USR1@120`) reaches every program that many seconds before the
     time limit of a job submitted with `render_sbatch`, and `requeue` says whether Slurm may run that job again after a
-    preemption or the loss of a node. A `one_shot` driver removes itself, its archive and its secrets
-    at the end.
+    preemption or the loss of a node. `ports` are what the script listens on: one that is taken on a node is told. A
+    `one_shot` driver removes itself, its archive and its secrets at the end.
     """
 
     job_id: str
@@ -79,6 +79,7 @@ class Job:
     liveness_timeout_s: float = protocol.DEFAULT_LIVENESS_TIMEOUT_S
     warn_signal: str | None = None
     requeue: bool = True
+    ports: tuple[int, ...] = ()
     launcher: str = "srun"
     one_shot: bool = False
 
@@ -182,6 +183,13 @@ def _is_node(value: object) -> bool:
     return isinstance(value, str) and bool(value) and not any(c.isspace() or c in ",\0" for c in value)
 
 
+def are_ports(value: object) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(port, int) and not isinstance(port, bool) and 0 < port <= protocol.LAST_PORT for port in value
+    )
+
+
+PORTS_ALLOWED = f"ports, 1 to {protocol.LAST_PORT}"
 WARN_SIGNAL = re.compile(r"USR[12]@[1-9][0-9]{0,4}")
 TASK_NAME_ALLOWED = f"1 to {LONGEST_NAME} printable characters"
 RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
@@ -205,6 +213,7 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "USR1@120 or USR2@120",
     ),
     ("requeue", lambda value: isinstance(value, bool), "true or false"),
+    ("ports", are_ports, PORTS_ALLOWED),
     ("one_shot", lambda value: isinstance(value, bool), "true or false"),
     ("launcher", lambda value: value in ("srun", "local"), "'srun' or 'local'"),
 )

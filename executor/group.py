@@ -19,6 +19,7 @@ from typing import Any
 from executor import protocol, slurm_commands
 from executor.group_facts import Group, Placement, Requests, Task, dynamic_task
 from executor.group_life import Ended, Standing, is_over, verdict_of
+from executor.group_pack import names_of
 from executor.job import Job, addresses_of, cluster_home, this_slurm_job
 from executor.launchdir import JobDirectory
 from executor.loop import Arrival, Loop
@@ -104,7 +105,7 @@ class GroupDriver:
         self._group = group
         self._loop = Loop(self._on_signal)
         self._placement = Placement(group)
-        self._members = [Member(task, self._placement.of(task)) for task in group.tasks]
+        self._members = [Member(task, nodes) for task, nodes in zip(group.tasks, self._placement.nodes())]
         self._requests = Requests(group.directory)
         everyone = sorted({node for member in self._members for node in member.nodes})
         self._home = cluster_home(_as_job(group, everyone))
@@ -133,7 +134,9 @@ class GroupDriver:
             words = f"cannot write the group's directory {self._directory.path}: {error.strerror}"
             raise GangrunError(words) from error
         self._directory.enter(protocol.PENDING)
+        self._directory.tell_queue(slurm_commands.queue_times(self._group.slurm_job_id))
         try:
+            self._tell_nodes()
             self._choose_names()
             self._look()
             self._directory.enter(protocol.RUNNING)
@@ -258,6 +261,12 @@ class GroupDriver:
         if probe is not None:
             probe.close()
 
+    def _tell_nodes(self) -> None:
+        """Who is where is worth a line where nodes are shared; else each task has its own."""
+        if self._group.is_shared:
+            where = (f"{member.task.name} on {names_of(member.nodes)}" for member in self._members)
+            tell(1, f"gangrun: {', '.join(where)}\n")
+
     def _choose_names(self) -> None:
         """Raises UsageError if the group needs names and there can be none."""
         if self._group.inter_connection is False:
@@ -282,6 +291,9 @@ class GroupDriver:
         if self._hosts_means != NO_NAMES:
             means = NAMES_REQUIRED if self._group.inter_connection else NAMES_IF_ANY
             own.update({protocol.ENV_HOSTS_FILE: self._hosts_file, protocol.ENV_HOSTS_MEANS: means})
+        node_gpus = self._placement.node_gpus(member.task, member.nodes)
+        if node_gpus:
+            own[protocol.ENV_NODE_GPUS] = str(node_gpus)
         if member.task.component is not None:
             own[protocol.ENV_HET_GROUP] = str(member.task.component)
         return {**os.environ, **own}

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from executor import protocol
+from executor.group_pack import Need, Room, divide, require_own_ports
+from executor.group_rooms import least_gpus, rooms_of
 from executor.identity import expand_hosts
 from executor.protocol import UsageError
 from executor.shared import remove_quietly, write_in_place
@@ -26,6 +28,14 @@ class Task(NamedTuple):
     ready: dict[str, Any] | None = None
     max_restarts: int = 0
     is_dynamic: bool = False  # asked for by a task of the group
+    cpus: int = 1  # of each node, as gpus and memory_mb
+    gpus: int = 0
+    memory_mb: int = 0
+    ports: Sequence[int] = ()
+
+    @property
+    def need(self) -> Need:
+        return Need(self.name, self.num_nodes, self.cpus, self.gpus, self.memory_mb, self.ports)
 
 
 class Group(NamedTuple):
@@ -45,17 +55,27 @@ class Group(NamedTuple):
 
 
 class Placement:
-    """The nodes of each task: its component's, or its part of the allocation, in the order of the file."""
+    """The nodes of each task: its component's, its part of the allocation, or those it shares."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._all = expand_hosts(os.environ.get(protocol.SLURM_JOB_NODELIST, ""), protocol.SLURM_JOB_NODELIST)
         self._used = 0
+        self._rooms: dict[str, Room] | None = None
 
-    def of(self, task: Task) -> list[str]:
-        """Raises UsageError if there are not enough."""
+    def nodes(self) -> list[list[str]]:
+        """Of each task. Raises UsageError if there are not enough, or two tasks would meet at one port."""
+        tasks = self._group.tasks
+        if not (self._group.is_shared and self._group.is_parallel):
+            return [self._own(task) for task in tasks]
+        needs = [task.need for task in tasks]
+        places = divide(needs, [self._known_rooms().get(node, Room()) for node in self._all])
+        require_own_ports(needs, places)
+        return [[self._all[place] for place in own] for own in places]
+
+    def _own(self, task: Task) -> list[str]:
         own = self._component(task)
-        if own is None and (self._group.is_shared or not self._group.is_parallel):
+        if own is None and not self._group.is_parallel:
             own = self._all[: task.num_nodes]
         elif own is None:
             own = self._all[self._used : self._used + task.num_nodes]
@@ -67,6 +87,16 @@ class Placement:
     def nodes_for_more(self, task: Task) -> list[str]:
         """Of a heterogeneous job the nodes of the component it belongs to; else none: Slurm chooses free ones."""
         return self._component(task) or []
+
+    def node_gpus(self, task: Task, nodes: Sequence[str]) -> int:
+        """The GPUs that the job has on each node of a task that is not alone there; 0 if it is, or nobody says."""
+        is_alone = not (self._group.is_shared or task.is_dynamic)
+        return 0 if is_alone else least_gpus(self._known_rooms(), nodes)
+
+    def _known_rooms(self) -> dict[str, Room]:
+        if self._rooms is None:
+            self._rooms = rooms_of(self._group.slurm_job_id)
+        return self._rooms
 
     def _component(self, task: Task) -> list[str] | None:
         name = protocol.SLURM_JOB_NODELIST_HET_GROUP % task.component

@@ -7,12 +7,14 @@ where these are what was asked for, the outcome is the same.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from executor.protocol import UsageError
 
 UNKNOWN = float("inf")
+PORT = re.compile(r":(\d+)")
 
 
 class Need(NamedTuple):
@@ -147,5 +149,6 @@ def _asked(need: Need) -> str:
 
 def ports_of(ports: Sequence[int], ready: object) -> tuple[int, ...]:
     """What a task listens on: the ports it says, and the one it is asked at when it is to be ready."""
-    probed = ready.get("port") if isinstance(ready, dict) else None
-    return tuple(dict.fromkeys([*ports, *([int(probed)] if probed else [])]))
+    wanted = ready if isinstance(ready, dict) else {}
+    probed = PORT.search(f":{wanted.get('port') or ''} {wanted.get('http') or ''}")
+    return tuple(dict.fromkeys([*ports, *([int(probed.group(1))] if probed else [])]))

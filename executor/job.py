@@ -31,6 +31,7 @@ class Job(NamedTuple):
     python: str | None = None  # on the nodes; default: the interpreter that runs the driver
     archive: str | None = None
     remove_at_end: Sequence[str] = ()
+    ports: Sequence[int] = ()  # that its scripts are to listen on
 
 
 def this_slurm_job() -> str:

@@ -30,13 +30,15 @@ Runs one bash script as this node's part of a gang: one process per node of a Sl
   --hosts-file=FILE           host names the script sees besides the node's own, as they are now
   --hosts-means=MEANS         namespace or nss_wrapper; auto: what works, if any (default);
                               required: what works, or the script does not run; none: not at all
+  --ports=P,Q,...             ports the script listens on: one that is taken on this node is told
+  --shares-gpus               others have GPUs of this node: setup sees those of the run step only
   --proctrack=TYPE            Slurm's ProctrackType (default: unknown, taken for cgroup)
   --grace-s=SECONDS           from TERM or INT to KILL (default: 30)
   --liveness-timeout-s=SECONDS  a peer or driver silent for so long is given up (default: 600)
   --no-color                  plain prefix (NO_COLOR in the environment does the same)
 """
 HOSTS_MEANS = ("auto", "required", "namespace", "nss_wrapper", "none")
-SWITCHES = ("--is-setup", "--no-color", "--help")
+SWITCHES = ("--is-setup", "--no-color", "--shares-gpus", "--help")
 
 
 class Options:
@@ -58,6 +60,8 @@ class Options:
     launch_dir: str | None = None
     hosts_file: str | None = None
     hosts_means: str = HOSTS_MEANS[0]
+    ports: tuple[int, ...] = ()
+    shares_gpus: bool = False
     proctrack: str = protocol.UNSPECIFIED_PROCTRACK
     grace_s: float = protocol.DEFAULT_GRACE_S
     liveness_timeout_s: float = protocol.DEFAULT_LIVENESS_TIMEOUT_S
@@ -102,12 +106,13 @@ def parse(argv: list[str]) -> Options:
     for name in PATHS:
         if name in values:
             values[name] = _path(str(values[name]))
-    for flag in SWITCHES[:2]:
+    for flag in SWITCHES[:-1]:
         values[flag[2:].replace("-", "_")] = flag in raw
     values["cluster_num_nodes"] = _whole(raw, "--cluster-num-nodes")
     values["cluster_ips"] = _list(raw["--cluster-ips"], _whole(raw, "--cluster-num-nodes"))
     if raw.get("--hosts-means", HOSTS_MEANS[0]) not in HOSTS_MEANS:
         raise UsageError("--hosts-means={!r} is none of {}".format(raw["--hosts-means"], ", ".join(HOSTS_MEANS)))
+    values["ports"] = _ports(raw.get("--ports", ""))
     for flag in ("--grace-s", "--liveness-timeout-s"):
         if flag in raw:
             values[flag[2:].replace("-", "_")] = _seconds(raw, flag)
@@ -155,6 +160,14 @@ def _seconds(raw: dict[str, str], flag: str) -> float:
         allowed = "0 or more" if flag == "--grace-s" else "above 0"
         raise UsageError(f"{flag}={raw[flag]!r} is not a number of seconds ({allowed})")
     return seconds
+
+
+def _ports(text: str) -> tuple[int, ...]:
+    words = text.split(",") if text else []
+    for word in words:
+        if not (word.isascii() and word.isdigit() and 0 < int(word) <= protocol.LAST_PORT):
+            raise UsageError(f"--ports={text!r}: {word!r} is no port: use 1 to {protocol.LAST_PORT}, with commas")
+    return tuple(int(word) for word in words)
 
 
 def _list(text: str, expected: int) -> tuple[str, ...]:

@@ -16,12 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Protocol
 
+from executor import protocol
 from executor.process import spawn
 from executor.protocol import UsageError
 
 DEFAULT_TIMEOUT_S = 600.0
 KINDS = ("port", "http", "log", "command")
-LAST_PORT = 65535
 ANSWER_S = 5.0  # a connection or an answer that takes longer is asked for anew
 WAIT_S = 0.1  # of one look for all its servers; a connection in a cluster is made in a thousandth of it
 ANSWER_BYTES = 4096
@@ -371,8 +371,8 @@ def _taken(fd: int) -> tuple[bool, bytes]:
 
 def _port(value: object) -> int:
     text = str(value)
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= LAST_PORT):
-        raise ValueError(f"is not a port: use 1 to {LAST_PORT}")
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= protocol.LAST_PORT):
+        raise ValueError(f"is not a port: use 1 to {protocol.LAST_PORT}")
     return int(text)
 
 

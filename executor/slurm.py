@@ -70,7 +70,11 @@ def run(options: Options) -> int:
     try:
         ips = _node_ips(options, me, member, lookup)
         return _live(
-            options, member, gang, script, (own_variables, _identity_variables(options, me, ips, own_variables))
+            options,
+            member,
+            gang,
+            script,
+            (_visible_gpus(options, me), own_variables, _identity_variables(options, me, ips, own_variables)),
         )
     except Leave as leave:
         if leave.state == protocol.RANK_BROKEN or not options.launch_dir:
@@ -93,11 +97,32 @@ def _live(options: Options, member: Member, gang: Gang, script: bytes, variables
     if options.setup_done_signal_file:
         member.wait_for_go(SignalFile(options.setup_done_signal_file))
     _enter_workdir(options)
+    _tell_taken_ports(options, gang.me)
     code = member.run_script(script, environment.for_script(os.environ, variables))
     if code == 0 and not member.is_stopping:
         member.wait_in_barrier()
         _tidy(options, gang)
     return code
+
+
+def _visible_gpus(options: Options, me: identity.Identity) -> dict[str, str]:
+    if not (options.shares_gpus and options.is_setup and options.launch_dir):
+        return {}
+    from executor import sharing
+
+    own = sharing.own_gpus(os.environ, options.launch_dir, me.num_ranks, me.rank, me.host)
+    if own is None:
+        say(me, "the run step does not tell which GPUs it has here; setup sees none")
+    return sharing.no_gpus(os.environ) if own is None else own
+
+
+def _tell_taken_ports(options: Options, me: identity.Identity) -> None:
+    if not options.ports:
+        return
+    from executor import sharing
+
+    for port in sharing.taken_ports(options.ports):
+        say(me, f"warning: port {port} of {options.task_name} is taken on {me.host} already")
 
 
 def _lookup(options: Options) -> identity.Resolver:
@@ -117,6 +142,8 @@ def _live_with_local_launcher() -> None:
 def _join(options: Options, me: identity.Identity) -> Gang:
     launch = _launch(options, me)
     gang = Gang(me, launch, options)
+    if options.shares_gpus:  # for the setup on this node
+        gang.record["gpus"] = os.environ.get(protocol.SLURM_STEP_GPUS, "")
     try:
         gang.join()
     except OSError as error:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Union
 
 from codegen.spec import SpecError
 from codegen.yamlfile import YamlMapping, read_all
+from executor.protocol import LAST_PORT
 from gangrun import requests
 from gangrun.task import KEYS, Slurm, Task, slurm_of, sources_of
 
@@ -56,7 +57,6 @@ DELAY = re.compile(r"([0-9]{1,12})([smhdw]?)")
 DELAY_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 DELAY_FORMS = "a number of seconds, or 30s, 5m, 1h, 1d"
 URL = re.compile(r"(?:http://[A-Za-z0-9._-]+)?:([0-9]{1,5})(?:/[!-~]*)?")
-MOST_PORT = 65535
 
 Delay = Union[int, str]
 
@@ -490,8 +490,8 @@ def _is_count(value: object) -> bool:
 
 
 def _port(value: object) -> str:
-    is_port = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_PORT
-    return "" if is_port else f"a port, 1 to {MOST_PORT}"
+    is_port = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LAST_PORT
+    return "" if is_port else f"a port, 1 to {LAST_PORT}"
 
 
 def _http(value: object) -> str:

@@ -76,6 +76,7 @@ def _job(task: Task, place: Place, log_dir: str | None, grace_s: float) -> Job:
         env_vars=task.envs,
         setup_env_vars=task.envs,
         secrets=task.secrets,
+        ports=task.ports,
         workdir=_workdir(task),
         grace_s=grace_s,
         launcher=place.launcher,

@@ -129,6 +129,7 @@ def _job(task: Task, directory: str, label: str) -> Job:
         secrets=task.secrets,
         cluster_home=_cluster_home(directory),
         workdir=workdir,
+        ports=task.ports,
         grace_s=float(task.slurm.grace or protocol.DEFAULT_GRACE_S),
     )
 

@@ -118,6 +118,7 @@ def job_of(task: Task, run: str, place: Place, request: Request) -> Job:
         secrets=task.secrets,
         cluster_home=place.root,
         workdir=place.workdir,
+        ports=task.ports,
         python=place.python,
         grace_s=request.grace_s.value,
         warn_signal=request.warn_signal.value,

@@ -10,16 +10,19 @@ from typing import Any
 
 from codegen.spec import TASK_NAME_ALLOWED, Resources, SpecError, checked_variable, is_task_name
 from codegen.yamlfile import YamlMapping, read
+from executor.protocol import LAST_PORT
 from gangrun import requests
 
-KEYS = ("name", "num_nodes", "resources", "envs", "secrets", "workdir", "setup", "run", "slurm")
+KEYS = ("name", "num_nodes", "resources", "envs", "secrets", "workdir", "setup", "run", "ports", "slurm")
 SECONDS = ("time", "grace")
-RESOURCE_KEYS = ("cpus", "memory", "accelerators", "infra")
+RESOURCE_KEYS = ("cpus", "memory", "accelerators", "infra", "ports")
 INFRA = "slurm"  # SkyPilot's word for where a task runs
 ACCELERATORS = re.compile(r"([A-Za-z][\w.-]*)(?::(\d+))?")
 ACCELERATOR = re.compile(r"[A-Za-z][\w.-]*")
 RESERVED = ("CPU", "memory", "mem")
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\+?")
+PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+PORTS_ALLOWED = f"a port or a list of ports, 1 to {LAST_PORT}; 8000-8003 are four"
 MEMORY = re.compile(r"(\d+(?:\.\d+)?)(?:[gG][bB]?)?\+?")
 
 
@@ -51,6 +54,7 @@ class Slurm:
 class Task:
     """One program on `num_nodes` nodes: what a task file says. `memory_gb` is per node.
 
+    `ports` are what its scripts listen on: one that is taken on a node is told when they start.
     `sources` tells where the file asks for what: {"time": "task.yaml:4"}.
     """
 
@@ -63,6 +67,7 @@ class Task:
     workdir: str | None = None
     setup: str | None = None
     run: str | None = None
+    ports: tuple[int, ...] = ()
     slurm: Slurm = field(default_factory=Slurm)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -90,6 +95,7 @@ class Task:
             workdir=mapping.get("workdir", str, "a directory"),
             setup=mapping.get("setup", str, "a bash script"),
             run=mapping.get("run", str, "a bash script"),
+            ports=_ports(mapping),
             slurm=slurm_of(mapping),
             sources=sources_of(mapping),
         )
@@ -150,6 +156,23 @@ def sources_of(mapping: YamlMapping) -> Mapping[str, str]:
 def _memory_gb(mapping: YamlMapping) -> float | None:
     nested = _nested(mapping, "resources")
     return None if nested is None else _amount(nested, "memory", MEMORY, "gigabytes such as 32, '32+' or 32GB")
+
+
+def _ports(mapping: YamlMapping) -> tuple[int, ...]:
+    """Of the task, or in SkyPilot's place, its resources."""
+    nested = _nested(mapping, "resources")
+    said = [(one, one.values["ports"]) for one in (mapping, nested) if one and one.values.get("ports") is not None]
+    ranges = [_port_range(one, part) for one, value in said for part in (value if isinstance(value, list) else [value])]
+    return tuple(dict.fromkeys(port for ports in ranges for port in ports))
+
+
+def _port_range(mapping: YamlMapping, value: object) -> range:
+    is_text = isinstance(value, (int, str)) and not isinstance(value, bool)
+    match = PORTS.fullmatch(str(value)) if is_text else None
+    first, last = (int(match.group(1)), int(match.group(2) or match.group(1))) if match else (0, 0)
+    if not 0 < first <= last <= LAST_PORT:
+        mapping.fail("ports", f"ports={value!r}: use {PORTS_ALLOWED}")
+    return range(first, last + 1)
 
 
 def _amount(nested: YamlMapping, key: str, form: re.Pattern[str], allowed: str) -> float | None:

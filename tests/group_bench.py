@@ -107,13 +107,14 @@ class GroupBench:
         grace_s: float = 10.0,
         setup: str | None = None,
         secrets: Mapping[str, str] | None = None,
+        ports: Sequence[int] = (),
         **place: Any,
     ) -> GroupTask:
         """`place` are fields of GroupTask: is_primary, after, ready, max_restarts, component."""
         job = self.bench.job(
             job_id=name, task_name=name, run=run, setup=setup, num_nodes=nodes, grace_s=grace_s,
             resources=Resources(cpus=cpus, gpus=gpus), cluster_home=str(self.bench.directory),
-            secrets=secrets or {},
+            secrets=secrets or {}, ports=tuple(ports),
         )  # fmt: skip
         return GroupTask(name=name, job=job, **place)
 

@@ -120,6 +120,7 @@ def test_two_tasks_with_one_port_on_one_node_are_refused_by_name() -> None:
 
 def test_the_port_of_a_probe_is_a_port_of_the_task() -> None:
     assert ports_of((9000,), {"port": 8000, "timeout_s": 5}) == (9000, 8000)
+    assert ports_of((), {"http": ":8000/health"}) == ports_of((), {"http": "http://localhost:8000"}) == (8000,)
     assert ports_of((8000,), {"port": 8000}) == (8000,) and ports_of((), {"log": "up"}) == ports_of((), None) == ()
 
 
