@@ -17,6 +17,18 @@ def render(template: str, **values: Any) -> str:
     return text
 
 
+def render_page(template: str, **values: Any) -> str:
+    """A page of HTML: every value is escaped, but those that the template itself calls safe."""
+    return _environment().overlay(autoescape=True).get_template(template).render(**values)
+
+
+def template_text(name: str) -> str:
+    """A file beside the templates, as it is."""
+    loader = _environment().loader
+    assert loader is not None
+    return loader.get_source(_environment(), name)[0]
+
+
 def python_literal(value: Any, indent: int = 0) -> str:
     """A literal that evaluates to `value`. Long texts and collections take a line an item."""
     pad = " " * (indent + 4)

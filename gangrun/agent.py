@@ -730,6 +730,87 @@ def op_remove(root: str, runs: List[Dict[str, Any]], snapshots: List[str]) -> An
     return {"removed": removed + snapshots}
 
 
+# --- what a report is made from
+
+MOST_EVENT_BYTES = 64 << 20  # of one job, of the end of the file
+MOST_TAILS, TAIL_BYTES = 20, 4096
+MOST_MARKED, LONGEST_MARKED = 20000, 500
+ALIVE_S = 120.0  # a driver beats every few seconds; a shared file system may be late
+LOG_NAME = re.compile(r"^(run|setup-[\w.-]+|\d+-[\w.-]+)\.log$")
+UNWELL = ("failed", "broken", "lost")
+
+
+def op_report(root: str, run: str, pattern: Optional[str]) -> Answer:
+    """All that the drivers of a run have told, of a group's tasks too."""
+    home = home_of(root)
+    job = known_job(run_path(home, run)) or started_job(home, run)
+    parts = report_parts(os.path.join(home, job[0], run), pattern) if job else []
+    packed = zlib.compress(json.dumps(parts).encode(), 6)
+    return {"now": time.time(), "utc_offset_s": time.localtime().tm_gmtoff, "parts": base64.b64encode(packed).decode()}
+
+
+def report_parts(directory: str, pattern: Optional[str]) -> List[Answer]:
+    """One answer for a job's directory, and one for each task's of a group."""
+    tasks = sorted(glob.glob(glob.escape(directory) + ".*"))
+    return [report_part(path, pattern) for path in [directory] + tasks if os.path.isdir(path)]
+
+
+def report_part(directory: str, pattern: Optional[str]) -> Answer:
+    status = read_text(os.path.join(directory, NAMES["status"])) or ""
+    answer: Answer = {"name": os.path.basename(directory), "status": status, "now": last_moment(directory)}
+    for name in ("events", "checkpoints"):
+        answer[name] = read_end(os.path.join(directory, NAMES[name]), MOST_EVENT_BYTES)
+    answer.update(log_parts(status, pattern))
+    return answer
+
+
+def last_moment(directory: str) -> float:
+    """Now, if a driver is at work; else when one was heard of last: 0 where that is not known."""
+    beats = glob.glob(os.path.join(glob.escape(directory), "attempt-*", NAMES["heartbeat"]))
+    heard = [0.0]
+    for path in beats:
+        with contextlib.suppress(OSError):
+            heard.append(os.stat(path).st_mtime)
+    return time.time() if abs(time.time() - max(heard)) < ALIVE_S else max(heard)
+
+
+def read_end(path: str, size: int) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read(size).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def log_parts(status: str, pattern: Optional[str]) -> Answer:
+    """The ends of the failed ranks' logs, and what of rank 0's log matches. Only names that are logs are opened."""
+    try:
+        told = json.loads(status)
+        folder = os.path.expanduser(str(told["log_dir"]))
+        ranks = [rank for rank in told.get("ranks") or () if LOG_NAME.match(str(rank.get("log")))]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {"tails": {}, "marked": []}
+    unwell = [rank["log"] for rank in ranks if rank.get("state") in UNWELL][:MOST_TAILS]
+    tails = {name: read_end(os.path.join(folder, name), TAIL_BYTES) for name in unwell}
+    own = [path for name in ("0-*.log", "run.log") for path in glob.glob(os.path.join(glob.escape(folder), name))]
+    marked = matching(own[0], pattern) if pattern and own else []
+    return {"tails": {name: text for name, text in tails.items() if text}, "marked": marked}
+
+
+def matching(path: str, pattern: str) -> List[str]:
+    """The last of the lines that match."""
+    search, found = re.compile(pattern).search, []  # type: Any, List[str]
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if search(line):
+                    found.append(line[:LONGEST_MARKED].rstrip("\n"))
+    except OSError:
+        pass
+    return found[-MOST_MARKED:]
+
+
 def op_tar(root: str, run: str, logs: List[str]) -> Answer:
     """Logs for a download, as one compressed archive."""
     directory = run_path(home_of(root), run)

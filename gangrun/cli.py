@@ -210,6 +210,46 @@ def wait(words: tuple[str, ...], host: str | None, **how: Any) -> NoReturn:
 
 
 @cli.command()
+@click.argument("word", metavar="JOB|DIR")
+@click.argument("task", metavar="[TASK]", required=False)
+@host_option
+@click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write one self-contained page.")
+@click.option(
+    "--checkpoint-pattern",
+    "pattern",
+    metavar="REGEX",
+    help="Checkpoints by rank 0's log: a regular expression with groups `time` and `step`.",
+)
+@json_option
+def report(word: str, task: str | None, host: str | None, **how: Any) -> NoReturn:
+    """Show where a run's time went: a timeline, what interruptions cost, and what stands out.
+
+    Also of a job's directory that is here, or of its events file alone.
+
+    Example:  gangrun report last --html report.html
+    """
+    from gangrun.verbs import report as verbs
+
+    sys.exit(verbs.report(word, task, host, **how))
+
+
+@cli.command()
+@click.argument("step", metavar="STEP")
+@click.option("--cost-s", metavar="SECONDS", help="How long the checkpoint took.")
+def checkpoint(step: str, cost_s: str | None) -> NoReturn:
+    """Note, inside a job's script, that a checkpoint is complete: what was computed up to STEP, a number, is safe.
+
+    `gangrun report` tells from it what interruptions cost. One rank is enough.
+
+    Example:  gangrun checkpoint $step --cost-s 12.5
+    """
+    from gangrun import checkpoint as verb
+
+    verb.note(step, cost_s)
+    sys.exit(0)
+
+
+@cli.command()
 @one_job
 @host_option
 @json_option

@@ -44,6 +44,9 @@ NAMES = {
     "conf": protocol.SLURM_CONF,
     "requests": protocol.REQUESTS_NAME,
     "tasks": protocol.TASKS_NAME,
+    "events": protocol.EVENTS_NAME,
+    "checkpoints": protocol.CHECKPOINTS_NAME,
+    "heartbeat": protocol.HEARTBEAT_NAME,
 }
 LOGIN_LOOK_S = 2.0
 END_S = 0.5  # for the last words of a program that was killed

@@ -1,0 +1,88 @@
+"""`gangrun report`: where a run's time went, for a terminal, as JSON, or as one page."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+
+import click
+
+from codegen.spec import SpecError
+from gangrun.cluster import NotFound
+from gangrun.records import Records
+from gangrun.report import goodput, source, text
+from gangrun.report.source import Report
+from gangrun.show import print_json
+from gangrun.verbs.common import jobs_named
+
+WIDTH_ELSEWHERE = 100
+
+
+def report(word: str, task: str | None, host: str | None, html: str | None, pattern: str | None, as_json: bool) -> int:
+    compiled = None if pattern is None else goodput.compiled(pattern)
+    found = _found(word, host, compiled)
+    if task is not None:
+        found = source.only(found, _task_name(found, task))
+    if html is not None:
+        _write_page(found, html)
+    if as_json:
+        from gangrun.report.data import to_json
+
+        print_json(to_json(found))
+    elif html is None:
+        for line in text.lines(found, _look()):
+            click.echo(line)
+    return 0
+
+
+def _found(word: str, host: str | None, pattern: re.Pattern[str] | None) -> Report:
+    """Of a recorded run, or of a path that is here."""
+    is_path = os.sep in word or (os.path.exists(word) and not (host or Records.of_user().find(word)))
+    if is_path:
+        if not os.path.exists(word):
+            raise NotFound(f"job={word!r}: no such file or directory; use a job, or the directory of one")
+        return source.of_path(word, pattern)
+    jobs = jobs_named([word], host)
+    if len(jobs) != 1:
+        raise SpecError(f"job={word!r}: names {len(jobs)} runs; a report is about one")
+    return source.of_job(jobs[0], pattern)
+
+
+def _task_name(found: Report, word: str) -> str:
+    """By name or number. Raises NotFound that shows the tasks."""
+    names = [chapter.label for chapter in found.chapters if chapter.label]
+    chosen = [name for index, name in enumerate(names) if word in (name, str(index))]
+    if not chosen:
+        has = "its tasks are " + ", ".join(f"{index} {name}" for index, name in enumerate(names))
+        raise NotFound(f"task={word!r}: no such task in {found.name}; {has if names else 'it is not a group'}")
+    return chosen[0]
+
+
+def _write_page(found: Report, path: str) -> None:
+    from gangrun.report.page import page
+
+    content = page(found)
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(content)
+    except OSError as error:
+        raise SpecError(f"--html={path!r}: {error.strerror}; use a file that can be written") from error
+
+
+def _look() -> text.Look:
+    is_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size((WIDTH_ELSEWHERE, 24)).columns
+    if is_terminal and not os.environ.get("NO_COLOR"):
+        return text.Look(width, _is_ascii(), lambda words, colour: click.style(words, fg=colour))
+    return text.Look(width, _is_ascii())
+
+
+def _is_ascii() -> bool:
+    """Whether standard output cannot carry the better signs."""
+    try:
+        "".join((*text.GLYPHS.values(), text.CHECKPOINT)).encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return True
+    return False
