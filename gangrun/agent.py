@@ -793,7 +793,7 @@ def log_parts(status: str, pattern: Optional[str]) -> Answer:
         return {"tails": {}, "marked": []}
     unwell = [rank["log"] for rank in ranks if rank.get("state") in UNWELL][:MOST_TAILS]
     tails = {name: read_end(os.path.join(folder, name), TAIL_BYTES) for name in unwell}
-    own = [path for name in ("0-*.log", "run.log") for path in glob.glob(os.path.join(glob.escape(folder), name))]
+    own = [path for name in ("0-*.log", NAMES["log"]) for path in glob.glob(os.path.join(glob.escape(folder), name))]
     marked = matching(own[0], pattern) if pattern and own else []
     return {"tails": {name: text for name, text in tails.items() if text}, "marked": marked}
 

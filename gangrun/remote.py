@@ -47,6 +47,7 @@ NAMES = {
     "events": protocol.EVENTS_NAME,
     "checkpoints": protocol.CHECKPOINTS_NAME,
     "heartbeat": protocol.HEARTBEAT_NAME,
+    "log": protocol.SINGLE_LOG_NAME,
 }
 LOGIN_LOOK_S = 2.0
 END_S = 0.5  # for the last words of a program that was killed
