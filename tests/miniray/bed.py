@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -127,10 +126,9 @@ class RayBed:
             raise BadInput(f"no Ray cluster at {layout.root}; boot one with: python -m tests.miniray up") from None
 
     def down(self) -> None:
-        """Take everything away, the folder included."""
+        """Take everything away, the folder included. The machine's own /tmp/ray, empty, stays: to remove a directory
+        takes away what other clusters have mounted on it, rmdir(2)."""
         leftovers.clean(self.layout, by_owner=True)
-        with contextlib.suppress(OSError):  # the machine's own, if it was empty
-            TEMP_DIRECTORY.rmdir()
 
     def __enter__(self) -> RayBed:
         return self
