@@ -50,6 +50,12 @@ if magic == MAGIC_NUMBER:
 if sys.argv[1:2] == ["local"]:
     from executor import local as program
     del sys.argv[1]
+elif sys.argv[1:2] == ["ray-node"]:
+    from executor import ray_node as program
+    del sys.argv[1]
+elif sys.argv[1:2] == ["ray-rank"]:
+    from executor import ray_rank as program
+    del sys.argv[1]
 else:
     from executor import slurm as program
 program.run_as_program()

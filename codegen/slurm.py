@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from codegen.base import BUILD, ORDER, TaskCodeGen
 from codegen.bundle import Bundle
@@ -60,9 +61,10 @@ def render_driver(job: Job, secrets_name: str = protocol.SECRETS_NAME) -> str:
         protocol=protocol,
         run_srun=run_options(job),
         setup_srun=setup_options(job),
-        env_vars=_variables(job, job.env_vars),
-        setup_env_vars=_variables(job, {**job.setup_env_vars, protocol.ENV_NUM_NODES: str(job.num_nodes)}),
+        env_vars=script_variables(job, job.env_vars),
+        setup_env_vars=script_variables(job, {**job.setup_env_vars, protocol.ENV_NUM_NODES: str(job.num_nodes)}),
         gpus=job.resources.gpus,
+        ray=ray_options(job.resources),
     )
 
 
@@ -86,6 +88,14 @@ def setup_options(job: Job) -> list[str]:
     ]
 
 
+def ray_options(resources: Resources) -> dict[str, Any] | None:
+    """What each rank must know of the Ray cluster that it is a part of, or None without one."""
+    if resources.ray is None:
+        return None
+    counts = [f"--num-cpus={resources.cpus}", f"--num-gpus={resources.gpus}"]
+    return {"activate": resources.ray.activate or "", "start_args": [*counts, *resources.ray.start_args]}
+
+
 def _common_options(job: Job, name: str) -> list[str]:
     container = [f"--container-name={job.container_name}:exec", "--container-remap-root"] if job.container_name else []
     return [
@@ -100,7 +110,8 @@ def _common_options(job: Job, name: str) -> list[str]:
     ]
 
 
-def _variables(job: Job, own: Mapping[str, str]) -> Mapping[str, str]:
+def script_variables(job: Job, own: Mapping[str, str]) -> Mapping[str, str]:
+    """A script's own variables with what every driver tells it."""
     injected = {protocol.ENV_NUM_GPUS_PER_NODE: str(job.resources.gpus), protocol.ENV_INTERNAL_JOB_ID: job.job_id}
     return {**own, **injected}
 

@@ -12,10 +12,44 @@ from executor import protocol
 
 LONGEST_NAME = 200
 RESOURCE = re.compile(r"[A-Za-z][\w.-]*")
+RAY_ACTIVATE_ALLOWED = "a bash script such as 'source ~/venv/bin/activate'"
+RAY_ARGS_ALLOWED = "a list of options of `ray start`, such as --object-store-memory=8000000000"
+# What must fit the job: where the cluster is, which other clusters share the node, when it ends.
+RAY_OPTIONS_OF_OURS = ("--head", "--address", "--port", "--node-ip-address", "--temp-dir", "--block")
 
 
 class SpecError(protocol.UsageError, ValueError):
     """A field of a job description has a value that is not allowed. The text names the field, the value, what is."""
+
+
+@dataclass(frozen=True)
+class Ray:
+    """A Ray cluster over the task's nodes, for the time that its script runs, once, on rank 0.
+
+    `activate` is bash that makes `ray` and the script's Python known, on every node before Ray starts; without it they
+    are what the environment has. `start_args` are further options of `ray start`, the same on every node.
+    """
+
+    activate: str | None = None
+    start_args: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(self.activate is None or _is_text(self.activate), "ray.activate", self.activate, RAY_ACTIVATE_ALLOWED)
+        are_options = isinstance(self.start_args, (list, tuple)) and all(map(_is_option, self.start_args))
+        _require(are_options, "ray.start_args", self.start_args, RAY_ARGS_ALLOWED)
+        object.__setattr__(self, "start_args", tuple(self.start_args))
+        for option in self.start_args:
+            if option.partition("=")[0] in RAY_OPTIONS_OF_OURS:
+                raise SpecError(f"ray.start_args: {option!r} is decided by gangrun: leave it out")
+
+    @classmethod
+    def of(cls, value: Any) -> Ray | None:
+        """`true`, `false`, or a mapping such as {"activate": "source ~/venv/bin/activate"}. Raises SpecError."""
+        if value is None or isinstance(value, (Ray, bool)):
+            return cls() if value is True else value or None
+        if not isinstance(value, Mapping) or not set(value) <= set(cls.__dataclass_fields__):
+            raise SpecError(f"ray={value!r}: use true, or a mapping of {', '.join(cls.__dataclass_fields__)}")
+        return cls(**value)
 
 
 @dataclass(frozen=True)
@@ -25,10 +59,12 @@ class Resources:
     cpus: int = 1
     gpus: int = 0
     gpu_type: str | None = None
+    ray: Ray | None = None
 
     def __post_init__(self) -> None:
         _require(self.cpus >= 1, "cpus", self.cpus, "1 or more")
         _require(self.gpus >= 0, "gpus", self.gpus, "0 or more")
+        object.__setattr__(self, "ray", Ray.of(self.ray))
 
     @classmethod
     def from_dict(cls, resources: Mapping[str, float]) -> Resources:
@@ -155,6 +191,10 @@ def _is_text(value: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _is_option(value: object) -> bool:
+    return _is_text(value) and str(value).startswith("-")
 
 
 def _is_path(value: object) -> bool:

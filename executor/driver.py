@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from executor import environment, protocol, sharing, slurm_commands
 from executor.attendance import Attendance
+from executor.driving import Cancelled, Ended, failure_of_the_driver, read_secrets, setup_verdict
 from executor.gang import Patience, prepare_records
 from executor.job import (
     Job,
@@ -33,7 +34,7 @@ from executor.launchdir import JobDirectory
 from executor.loop import Arrival, Loop
 from executor.output import tell
 from executor.process import end_with_parent
-from executor.protocol import GangrunError, UsageError
+from executor.protocol import GangrunError
 from executor.report import rank_reports, summary
 from executor.shared import SignalFile, read_record, remove_quietly, write_in_place, write_private
 from executor.slurm_commands import gpu_request
@@ -67,22 +68,6 @@ NOT_EXECUTED = "Exited with exit code 2"  # srun's code for a program that is no
 WAITING_WORDS_S = 5.0
 FEW_FILES, MANY_NODES = 1024, 4
 NODES_LOOK = 6  # times as long between two looks at the nodes that a waiting job still has
-
-
-class Ended(Exception):
-    """The job is over with this verdict."""
-
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict.reason)
-        self.verdict = verdict
-
-
-class Cancelled(Exception):
-    """Somebody told the driver to stop."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__("signal %d" % number)
-        self.number = number
 
 
 class Driver:
@@ -194,8 +179,7 @@ class Driver:
         if not any(self._records(is_setup=True)) and verdict.state == protocol.FAILED:
             words = "the setup step could not start: " + setup.words.strip()
             verdict = Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [], None, words)
-        state = protocol.FAILED_SETUP if verdict.state in (protocol.FAILED, protocol.CANCELLED) else verdict.state
-        raise Ended(verdict._replace(state=state, reason=verdict.reason or "the setup step was stopped"))
+        raise Ended(setup_verdict(verdict))
 
     def let_go(self) -> None:
         """Setup is done: the scripts begin."""
@@ -259,8 +243,7 @@ class Driver:
             return self._cancel_verdict(error.number)
         if error is None:
             return Verdict(protocol.SUCCEEDED, 0, [])
-        code = getattr(error, "exit_code", protocol.EXIT_INFRASTRUCTURE)
-        return Verdict(protocol.FAILED_DRIVER, code, [], None, _one_line(error))
+        return failure_of_the_driver(error)
 
     def _unless_requeued(self, verdict: Verdict) -> Verdict:
         """An end that came from outside may be the beginning of the next attempt."""
@@ -432,17 +415,9 @@ class Driver:
         return {**own, **member, **self._secrets(), **told}
 
     def _secrets(self) -> dict[str, str]:
-        path = self._job.secrets_file
-        if path is None or self._known_secrets is not None:
-            return self._known_secrets or {}
-        try:
-            with open(path, encoding="utf-8") as file:
-                self._known_secrets = environment.checked(json.load(file), path)
-            if self._job.remove_at_end:
-                remove_quietly(path)  # a one-shot driver reads them once
-            return self._known_secrets
-        except (OSError, ValueError) as error:
-            raise UsageError(f"secrets file {path}: {error}") from error
+        if self._known_secrets is None:
+            self._known_secrets = read_secrets(self._job)
+        return self._known_secrets
 
     def _private(self, path: str, text: str) -> str:
         write_private(path, text.encode("utf-8", "surrogateescape"))
@@ -482,11 +457,6 @@ def _tell_limits(num_nodes: int) -> None:
 def _why_busy() -> str:
     outer = os.environ.get(protocol.ENV_INTERNAL_JOB_ID)
     return "its nodes are busy" + (f"; this runs inside job {outer}, whose own step holds some" if outer else "")
-
-
-def _one_line(error: BaseException) -> str:
-    kind = "" if isinstance(error, protocol.GangrunError) else type(error).__name__ + ": "
-    return "the driver failed: %s%s" % (kind, " ".join(str(error).split()))
 
 
 def _quiet_record(path: str) -> Record | None:

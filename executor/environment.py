@@ -7,7 +7,7 @@ from executor.protocol import UsageError
 
 TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 # What describes one step or one task. A nested srun would take these for its own options and be
@@ -61,6 +61,14 @@ def checked(values: Mapping[str, object], source: str) -> dict[str, str]:
 # The executor's own step holds all that the job has: a nested srun that does not share would wait for ever
 # (open-mpi/ompi#8378, psnc-qcg/QCG-PilotJob#49).
 DEFAULTS = {"PYTHONUNBUFFERED": "1", "SLURM_OVERLAP": "1"}
+
+
+def of_rank(rank: int, ips: Sequence[str], gpus: str, attempt: str, is_setup: bool) -> dict[str, str]:
+    """What tells a rank of the run, or of setup, who it is: a layer for its script. `ips` are in the order of ranks."""
+    values = str(rank), "\n".join(ips), gpus, attempt
+    if is_setup:
+        return dict(zip(protocol.SETUP_VARIABLES, values))
+    return {**dict(zip(protocol.RUN_VARIABLES, values)), protocol.ENV_NUM_NODES: str(len(ips))}
 
 
 def for_script(environ: Mapping[str, str], layers: Iterable[Mapping[str, str]]) -> dict[str, str]:

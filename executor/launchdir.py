@@ -23,7 +23,8 @@ from executor.verdict import Verdict
 class JobDirectory:
     """<cluster_home>/.gangrun/<slurm_job_id>/<job_id>/. One driver at a time; an attempt's end is never overwritten."""
 
-    def __init__(self, path: str, job: Job) -> None:
+    def __init__(self, path: str, job: Job, engine: dict[str, Any] | None = None) -> None:
+        """`engine` says who runs the job where that is not Slurm; then every driver of the job is one more attempt."""
         self.path = path
         self._begun = time.monotonic()
         self._lock = -1
@@ -32,19 +33,25 @@ class JobDirectory:
         self._is_published = False
         self._launch: protocol.Launch | None = None
         self._ranks = RankEvents()
+        self._counts_attempts = engine is not None
         self._status: dict[str, Any] = {
             "version": protocol.VERSION,
             "job_id": job.job_id,
-            "slurm_job_id": job.slurm_job_id,
+            **({"slurm_job_id": job.slurm_job_id} if engine is None else engine),
             "task_name": job.task_name,
             "num_nodes": job.num_nodes,
             "nodes": list(job.cluster_ips[: job.num_nodes]),
             "log_dir": job.log_dir,
-            "attempt": int(os.environ.get(protocol.SLURM_RESTART_COUNT) or 0),
+            "attempt": int(os.environ.get(protocol.SLURM_RESTART_COUNT) or 0) if engine is None else 0,
             "driver": {"host": socket.gethostname(), "pid": os.getpid()},
             "state": None,
             "started": round(time.time(), 3),
         }
+
+    @property
+    def attempt(self) -> int:
+        """0, then one more for every time that the job was started again."""
+        return int(self._status["attempt"])
 
     @property
     def checkpoints(self) -> str:
@@ -60,6 +67,8 @@ class JobDirectory:
         steps are ended first, then its files go. Raises OSError, and GangrunError if another driver lives."""
         os.makedirs(self.path, mode=0o700, exist_ok=True)
         self._take_lock()
+        if self._counts_attempts:
+            self._status["attempt"] = self._attempts_before()
         remove_quietly(os.path.join(self.path, protocol.EXIT_CODE_NAME))
         old = [name for name in os.listdir(self.path) if name.startswith(protocol.attempt_name(""))]
         if old:
@@ -69,6 +78,13 @@ class JobDirectory:
             remove_tree(os.path.join(self.path, name))
         self._launch = protocol.Launch(self._unused_directory())
         return self._launch
+
+    def _attempts_before(self) -> int:
+        try:
+            with open(os.path.join(self.path, protocol.STATUS_NAME), "rb") as file:
+                return int(json.load(file)["attempt"]) + 1
+        except (OSError, ValueError, TypeError, KeyError):
+            return 0
 
     def _tell_lost_driver(self, attempts: Sequence[str]) -> None:
         """A driver that could tell nothing of its end beat to the last."""
@@ -115,6 +131,11 @@ class JobDirectory:
         if found != self._status.get("progress"):
             self._status["progress"] = found
             self._publish()
+
+    def tell_nodes(self, nodes: Sequence[str]) -> None:
+        """The nodes of the ranks, where these are known late."""
+        self._status["nodes"] = list(nodes)
+        self._publish()
 
     def tell_tasks(self, tasks: list[dict[str, Any]]) -> None:
         """How the tasks of a group stand."""

@@ -152,8 +152,11 @@ class Member:
 
     # --- the script
 
-    def run_script(self, text: bytes, environ: dict[str, str]) -> int:
-        """Run it to its end; returns its exit code. Its process group has ended by then if it was stopped."""
+    def run_script(self, text: bytes, environ: dict[str, str], trouble: Callable[[int], str] | None = None) -> int:
+        """Run it to its end; returns its exit code. Its process group has ended by then if it was stopped.
+
+        `trouble` says, of a code, what else failed in the script's place; an empty text if it was the script.
+        """
         self._adopts = adopt_orphans()
         if self.hosts is not None:
             self.hosts.open()
@@ -170,6 +173,8 @@ class Member:
         code: int = self._loop.run()
         self._loop.cancel(self._ear)
         self._drain()
+        if trouble is not None and not self._lost and not self.is_stopping:
+            self._lost = trouble(code)
         code = protocol.EXIT_INFRASTRUCTURE if self._lost else code
         self._gang.end(self._verdict(code), code, self._lost)
         return code
@@ -326,9 +331,7 @@ class Member:
             self.hosts.refresh()
         lost = self._what_is_lost()
         if lost and not self.is_stopping:
-            tell(1, f"gangrun: rank {self._me.rank} on {self._me.node}: {lost}; ending the script\n")
-            self._lost = lost
-            self._stop(signal.SIGTERM, was_delivered=False)
+            self._lose(lost)
             return
         try:
             said = self._gang.order()
@@ -337,6 +340,15 @@ class Member:
             self._loop.cancel(self._ear)
             return
         if said is not None and said[0] != protocol.GANG_DONE:
+            self._stop(signal.SIGTERM, was_delivered=False)
+
+    def _lose(self, lost: str) -> None:
+        """Go without whoever watched over this rank."""
+        if self._script is None:
+            raise Leave(protocol.EXIT_INFRASTRUCTURE, protocol.RANK_BROKEN, lost)
+        if not self.is_stopping:
+            tell(1, f"gangrun: rank {self._me.rank} on {self._me.node}: {lost}; ending the script\n")
+            self._lost = lost
             self._stop(signal.SIGTERM, was_delivered=False)
 
     def _what_is_lost(self) -> str:

@@ -32,6 +32,8 @@ Runs one bash script as this node's part of a gang: one process per node of a Sl
                               required: what works, or the script does not run; none: not at all
   --ports=P,Q,...             ports the script listens on: one that is taken on this node is told
   --shares-gpus               others have GPUs of this node: setup sees those of the run step only
+  --ray=JSON                  the ranks are a Ray cluster, the script runs on rank 0 only:
+                              {"activate": BASH, "start_args": [OPTION OF `ray start`, ...]}
   --proctrack=TYPE            Slurm's ProctrackType (default: unknown, taken for cgroup)
   --grace-s=SECONDS           from TERM or INT to KILL (default: 30)
   --liveness-timeout-s=SECONDS  a peer or driver silent for so long is given up (default: 600)
@@ -62,6 +64,7 @@ class Options:
     hosts_means: str = HOSTS_MEANS[0]
     ports: tuple[int, ...] = ()
     shares_gpus: bool = False
+    ray: str | None = None
     proctrack: str = protocol.UNSPECIFIED_PROCTRACK
     grace_s: float = protocol.DEFAULT_GRACE_S
     liveness_timeout_s: float = protocol.DEFAULT_LIVENESS_TIMEOUT_S
@@ -113,6 +116,8 @@ def parse(argv: list[str]) -> Options:
     if raw.get("--hosts-means", HOSTS_MEANS[0]) not in HOSTS_MEANS:
         raise UsageError("--hosts-means={!r} is none of {}".format(raw["--hosts-means"], ", ".join(HOSTS_MEANS)))
     values["ports"] = _ports(raw.get("--ports", ""))
+    if "--ray" in raw and "--launch-dir" not in raw:
+        raise UsageError("--ray needs --launch-dir: only a driver starts Ray clusters")
     for flag in ("--grace-s", "--liveness-timeout-s"):
         if flag in raw:
             values[flag[2:].replace("-", "_")] = _seconds(raw, flag)

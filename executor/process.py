@@ -25,7 +25,8 @@ BOM = b"\xef\xbb\xbf"
 SHELLS = ("bash", "sh")
 NO_MORE = 0
 INHERITED_SCRIPT = 200  # its descriptor; a script's own are small numbers, and bash keeps 255 for itself
-IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+# By Python; and by a rank's Ray, which leaves these to the script.
+NOT_TO_INHERIT = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def exit_code(wait_status: int) -> int:
@@ -72,8 +73,9 @@ def spawn(
     stdout: int | None = None,
     stderr: int | None = None,
     enter: Callable[[], None] | None = None,
+    is_apart: bool = True,
 ) -> int:
-    """Start a program in a session of its own, with no input and no signal blocked; returns its pid.
+    """Start a program, in a session of its own if it `is_apart`, with no input and no signal blocked; returns its pid.
 
     `enter` is called in the new process before the program: only fork(2) leaves room for that.
     """
@@ -81,12 +83,12 @@ def spawn(
     actions += [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in ((1, stdout), (2, stderr)) if fd is not None]
     variables = {_bytes(name): _bytes(value) for name, value in environ.items()}
     if enter is not None:
-        return _fork(argv, variables, stdout, stderr, enter)
-    how = {"file_actions": actions, "setsid": True, "setsigmask": [], "setsigdef": IGNORED_BY_PYTHON}
+        return _fork(argv, variables, stdout, stderr, enter, is_apart)
+    how = {"file_actions": actions, "setsid": is_apart, "setsigmask": [], "setsigdef": NOT_TO_INHERIT}
     try:
         return os.posix_spawnp(argv[0], argv, variables, **how)  # type: ignore[arg-type]
     except NotImplementedError:  # a Python built against an old glibc, as conda's is
-        return _fork(argv, variables, stdout, stderr)
+        return _fork(argv, variables, stdout, stderr, None, is_apart)
     except OSError as error:
         raise GangrunError(f"cannot start {argv[0]}: {error.strerror}") from error
 
@@ -96,14 +98,16 @@ def _fork(
     variables: Mapping[bytes, bytes],
     stdout: int | None,
     stderr: int | None,
-    enter: Callable[[], None] | None = None,
+    enter: Callable[[], None] | None,
+    is_apart: bool,
 ) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
-        os.setsid()
-        for number in IGNORED_BY_PYTHON:
+        if is_apart:
+            os.setsid()
+        for number in NOT_TO_INHERIT:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for fd, target in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout, 1), (stderr, 2)):

@@ -146,8 +146,9 @@ PROCTRACK_PGID = "pgid"
 LOOPBACK_PREFIX = "127."
 UNSPECIFIED_PROCTRACK = "unknown"
 
-RAY_DIRECTORY = "gangrun.ray."  # in /tmp: what a rank's Ray keeps while it lives
+RAY_ROOM = "gangrun.ray."  # in /tmp: what a rank's Ray keeps while it lives
 HOME_DIRECTORY = ".gangrun"
+ENGINE_RAY = "ray"  # in it, in the place of a Slurm job's id: the jobs of a Ray cluster
 ARCHIVE_NAME = "gangrun-executor.pyz"
 DRIVER_NAME = "driver.py"
 LOCK_NAME = "lock"

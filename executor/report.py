@@ -37,15 +37,25 @@ def _rank_report(rank: int, record: Record, verdict: Verdict, cluster_nodes: int
     return report
 
 
-def summary(job_id: str, verdict: Verdict, ranks: Sequence[dict[str, Any]], log_dir: str, age_s: float) -> str:
-    """State, reason, codes, the end of the first failed rank's log, where the logs are: a few lines."""
+def summary(
+    job_id: str,
+    verdict: Verdict,
+    ranks: Sequence[dict[str, Any]],
+    log_dir: str,
+    age_s: float,
+    tail: Sequence[str] = (),
+) -> str:
+    """State, reason, codes, the end of the first failed rank's log, where the logs are: a few lines.
+
+    `tail` is the end of a log that cannot be read from here.
+    """
     code = "" if verdict.state == protocol.SUCCEEDED else f", exit code {verdict.exit_code}"
     lines = [f"job {job_id} {verdict.state}{code} after {age_s:.1f} s"]
     lines += [verdict.reason] if verdict.reason else []
     if any(verdict.codes) and ranks:
         lines.append(f"exit codes by rank: {_codes(verdict.codes)}")
     log = None if verdict.first_failed is None else ranks[verdict.first_failed]["log"]
-    tail = log_tail(os.path.join(log_dir, log)) if log else []
+    tail = tail or (log_tail(os.path.join(log_dir, log)) if log else [])
     if tail:
         lines.append("\n    | ".join([f"the end of {log}:", *tail]))
     lines.append(f"logs are in {log_dir}")

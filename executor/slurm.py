@@ -98,7 +98,8 @@ def _live(options: Options, member: Member, gang: Gang, script: bytes, variables
         member.wait_for_go(SignalFile(options.setup_done_signal_file))
     _enter_workdir(options)
     _tell_taken_ports(options, gang.me)
-    code = member.run_script(script, environment.for_script(os.environ, variables))
+    run = _run_in_ray if options.ray else _run
+    code = run(options, member, gang, script, environment.for_script(os.environ, variables))
     if code == 0 and not member.is_stopping:
         member.wait_in_barrier()
         _tidy(options, gang)
@@ -123,6 +124,23 @@ def _tell_taken_ports(options: Options, me: identity.Identity) -> None:
 
     for port in sharing.taken_ports(options.ports):
         say(me, f"warning: port {port} of {options.task_name} is taken on {me.host} already")
+
+
+def _run(options: Options, member: Member, gang: Gang, script: bytes, environ: dict[str, str]) -> int:
+    return member.run_script(script, environ)
+
+
+def _run_in_ray(options: Options, member: Member, gang: Gang, script: bytes, environ: dict[str, str]) -> int:
+    """Run this node's part of a Ray cluster, and on rank 0 the script. All of it has ended on return."""
+    from executor.ray_room import Room
+
+    room = Room(options, gang)
+    room.open()
+    try:
+        return member.run_script(room.script(script), environ, room.trouble)
+    finally:
+        member.end_what_is_left()
+        room.close()
 
 
 def _lookup(options: Options) -> identity.Resolver:
@@ -224,10 +242,7 @@ def _identity_variables(
 ) -> dict[str, str]:
     gpus = os.environ.get(protocol.ENV_NUM_GPUS_PER_NODE) or os.environ.get(protocol.SLURM_GPUS_ON_NODE) or "0"
     gpus = job_variables.get(protocol.ENV_NUM_GPUS_PER_NODE, gpus)
-    values = str(me.rank), "\n".join(ips), gpus, _attempt()
-    if options.is_setup:
-        return dict(zip(protocol.SETUP_VARIABLES, values))
-    return {**dict(zip(protocol.RUN_VARIABLES, values)), protocol.ENV_NUM_NODES: str(me.num_ranks)}
+    return environment.of_rank(me.rank, ips, gpus, _attempt(), options.is_setup)
 
 
 def _node_ips(options: Options, me: identity.Identity, member: Member, lookup: identity.Resolver) -> list[str]:
@@ -243,13 +258,17 @@ def _attempt() -> str:
 def _enter_workdir(options: Options) -> None:
     # slurmstepd goes to /tmp, with only a warning, when the work directory is missing on a node.
     wanted = options.workdir or (os.environ.get("PWD") if os.getcwd() == "/tmp" else None)
-    if wanted is None:
-        return
+    if wanted is not None:
+        enter_directory(wanted)
+
+
+def enter_directory(path: str) -> None:
+    """Let the script start there. Raises UsageError that names it."""
     try:
-        os.chdir(wanted)
+        os.chdir(path)
     except OSError as error:
-        raise UsageError(f"work directory {wanted}: {error.strerror}") from error
-    os.environ["PWD"] = wanted
+        raise UsageError(f"work directory {path}: {error.strerror}") from error
+    os.environ["PWD"] = path
 
 
 def _tidy(options: Options, gang: Gang) -> None:

@@ -37,22 +37,30 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    records: Sequence[Record | None], srun_words: str, was_cancelled: bool, srun_code: int | None = None
+    records: Sequence[Record | None],
+    srun_words: str,
+    was_cancelled: bool,
+    srun_code: int | None = None,
+    loss: str = "",
 ) -> Verdict:
-    """srun's own code is no evidence of failure: with --kill-on-bad-exit it is never the failing rank's (measured).
+    """`loss` is who was lost, where not srun's words say so.
+
+    srun's own code is no evidence of failure: with --kill-on-bad-exit it is never the failing rank's (measured).
 
     But where it is 0, nobody was told to stop and nothing was lost, a rank without a last word could only not write it.
     """
-    return _with_memory(_judge(records, srun_words, was_cancelled, srun_code), records, srun_words)
+    loss = loss or _line_with(srun_words, LOSS_WORDS)
+    return _with_memory(_judge(records, srun_words, was_cancelled, srun_code, loss), records, srun_words)
 
 
-def _judge(records: Sequence[Record | None], srun_words: str, was_cancelled: bool, srun_code: int | None) -> Verdict:
+def _judge(
+    records: Sequence[Record | None], srun_words: str, was_cancelled: bool, srun_code: int | None, loss: str
+) -> Verdict:
     failed = _ranks(records, protocol.RANK_FAILED, protocol.RANK_BROKEN)
     codes = [rank_code(record, was_stopped=bool(failed) or was_cancelled) for record in records]
     if failed:
         return _failed(records, codes, min(failed, key=lambda rank: _ended(records[rank])))
-    if _line_with(srun_words, LOSS_WORDS):
-        loss = _line_with(srun_words, LOSS_WORDS)
+    if loss:
         return Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, codes, None, loss)
     if was_cancelled or _line_with(srun_words, LIMIT_WORDS):
         return _cancelled(codes, _line_with(srun_words, LIMIT_WORDS + CANCEL_WORDS))

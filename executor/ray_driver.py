@@ -1,0 +1,457 @@
+"""What a rendered Ray driver calls, on the head node of a Ray cluster: `python driver.py`, or as a Ray job.
+
+It reserves one bundle on each of as many nodes as the job wants, all or none, runs setup on every node of the cluster
+and then the script on the reserved ones, and says how it ended as the Slurm driver does: in status.json, events.jsonl,
+exit_code, and its own exit code. Whatever way it ends, Ray takes the reservation and the relays away with it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from executor import protocol, ray_cluster
+from executor.driving import Cancelled, Ended, failure_of_the_driver, read_secrets, setup_verdict
+from executor.identity import is_address
+from executor.job import Job, cluster_home
+from executor.launchdir import JobDirectory
+from executor.loop import Arrival, Loop
+from executor.output import Stream, tell
+from executor.protocol import GangrunError
+from executor.ray_cluster import Amounts, Node
+from executor.ray_crew import Crew, Mailbox, Message, hire, speaks
+from executor.ray_rank import TAIL
+from executor.ray_relay import OUTPUT, WORDS
+from executor.report import rank_reports, summary
+from executor.shared import read_bytes, remove_quietly, write_in_place
+from executor.verdict import Verdict, judge
+
+__all__ = ["Job", "RayDriver", "main"]
+
+HEARTBEAT_S = 5.0
+ASK_S = 0.2
+PROBE_PATIENCE_S = 60.0
+WAITING_WORDS_S = 5.0
+WAITING_WORDS_LONGEST_S = 600.0
+STOP_MARGIN_S = 10.0  # a rank gives up on a script that not even KILL ends 5 s after that
+ABANDONED_S = 5.0
+STUCK_OUTPUT_S = 1.0
+FAREWELL_S = 5.0
+PLACED, REFUSED = "placed", "refused"
+
+
+class RayDriver:
+    """A context that owns one attempt of one job: its directory, its reservation, its ranks, its state."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._secrets: dict[str, str] = {}
+        self._cluster_ips: Sequence[str] = job.cluster_ips
+        self._nodes: list[Node] = []
+        self._places: dict[str, int] = {}
+        self._bundle: Amounts = {}
+        self._group: Any = None
+        self._gang: list[Node] = []
+        self._relays: dict[str, Any] = {}
+        self._archive: Any = None
+        self._directory_of_scripts: str | None = None
+        self._setup: Crew | None = None
+        self._run: Crew | None = None
+        self._beats = 0
+        self._is_cancelling = False
+        self._blocked_at: float | None = None
+        self._is_deaf = False
+        self.exit_code = protocol.EXIT_INFRASTRUCTURE
+
+    def __enter__(self) -> RayDriver:
+        self._loop = Loop(self._on_signal)
+        self._loop.take_signals()  # before Ray starts its threads, which inherit what is blocked
+        self._mailbox = Mailbox(self._loop, self._on_message)
+        self._stream = Stream()
+        path = protocol.job_directory(cluster_home(self._job), protocol.ENGINE_RAY, self._job.job_id)
+        self._directory = JobDirectory(path, self._job, {"engine": protocol.ENGINE_RAY})
+        try:
+            self.launch = self._directory.new_attempt(lambda: None)  # what a dead driver had, Ray has ended
+        except OSError as error:
+            self._directory.clean()
+            raise GangrunError(f"cannot write the job's directory {path}: {error.strerror}") from error
+        self._loop.every(HEARTBEAT_S, HEARTBEAT_S, self._beat)
+        self._directory.enter(protocol.PENDING)
+        return self
+
+    # --- the calls of a driver, in their order
+
+    def connect(self) -> None:
+        """Join the cluster that runs here. Ends the job in one line if there is none."""
+        job = self._job
+        self._secrets = read_secrets(job)
+        ray_cluster.connect(f"gangrun-{job.job_id}")
+        import ray
+
+        self._nodes = ray_cluster.alive_nodes()
+        self._cluster_ips = job.cluster_ips or [node.address for node in self._nodes]
+        has_archive = job.archive is not None and os.path.exists(job.archive)
+        self._archive = ray.put(read_bytes(str(job.archive))) if has_archive else None
+        self._directory_of_scripts = None if ray_cluster.has_job_directory() else os.getcwd()
+
+    def reserve(self, wish: Amounts) -> None:
+        """Wait until as many nodes as the job wants have room, each for one bundle, and take all at once."""
+        from ray.util import placement_group
+
+        self._bundle = ray_cluster.needs(wish, self._nodes)
+        ray_cluster.refuse_impossible(self._bundle, self._nodes)
+        bundles = [dict(self._bundle) for _ in range(self._job.num_nodes)]
+        self._group = placement_group(bundles, strategy="STRICT_SPREAD", name=f"gangrun-{self._job.job_id}")
+        speaks(self._wait_for_group)
+        words = self._loop.every(WAITING_WORDS_S, WAITING_WORDS_LONGEST_S, self._tell_waiting)
+        self._loop.run()
+        self._loop.cancel(words)
+        self._nodes = ray_cluster.alive_nodes()
+        if not self._job.cluster_ips:  # some may have joined while the job waited
+            self._cluster_ips = [node.address for node in self._nodes]
+        self._settle()
+
+    def run_setup(self, script: str) -> None:
+        """Run setup on every node of the cluster; the job ends as FAILED_SETUP if it fails."""
+        self._directory.enter(protocol.SETTING_UP)
+        if not self._places:
+            self._places = self._places_of_all()
+        nodes = self._in_order(node for node in self._nodes if node.node_id in self._places)
+        verdict = self._work(self._crew(nodes), script, is_setup=True)
+        if verdict.state != protocol.SUCCEEDED:
+            raise Ended(setup_verdict(verdict))
+
+    def run(self, script: str) -> None:
+        """Run the script on the reserved nodes, to its end."""
+        self._directory.enter(protocol.RUNNING)
+        raise Ended(self._work(self._crew(self._gang), script, is_setup=False))
+
+    # --- who is where
+
+    def _wait_for_group(self) -> None:
+        try:
+            while not self._group.wait(3600):
+                pass
+        except Exception as error:
+            self._mailbox.put(Message(None, 0, REFUSED, ray_cluster.one_line(error)))
+        self._mailbox.put(Message(None, 0, PLACED, None))
+
+    def _tell_waiting(self) -> None:
+        nodes = ray_cluster.alive_nodes()
+        words = ray_cluster.waiting_words(self._bundle, self._job.num_nodes, nodes, ray_cluster.free_amounts())
+        tell(1, f"gangrun: {words}\n")
+
+    def _settle(self) -> None:
+        """Put a relay into each bundle, and the nodes of the bundles in the order of the job's list."""
+        from ray.util import placement_group_table
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        by_id = {node.node_id: node for node in self._nodes}
+        where: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
+        others = {name: count for name, count in self._bundle.items() if name not in ("CPU", "GPU")}
+        for index, node_id in where.items():
+            if node_id not in by_id:
+                raise GangrunError(f"the Ray node {node_id} was lost before the job began")
+            self._relays[node_id] = hire(
+                self._archive,
+                num_cpus=self._bundle["CPU"],
+                num_gpus=self._bundle.get("GPU", 0),
+                resources=others,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
+            )
+        self._places = self._places_of_all()
+        for node_id in where.values():
+            self._refuse_stranger(by_id[node_id])
+        self._gang = self._in_order(by_id[node_id] for node_id in where.values())
+        self._directory.tell_nodes(self._addresses(self._gang))
+
+    def _refuse_stranger(self, node: Node) -> None:
+        if node.node_id not in self._places:
+            known = ", ".join(self._cluster_ips)
+            raise GangrunError(f"Ray chose the node {node.address} ({node.host}), which is not in cluster_ips: {known}")
+
+    def _places_of_all(self) -> dict[str, int]:
+        """The place of each node in the job's list; a node whose Ray address is not there is asked for its others."""
+        found = ray_cluster.places(self._nodes, self._cluster_ips, {})
+        strangers = [node for node in self._nodes if node.node_id not in found]
+        if not strangers or len(found) == len(self._cluster_ips):
+            return found
+        asked = {node.node_id: self._relay(node).addresses.remote() for node in strangers}
+        return ray_cluster.places(self._nodes, self._cluster_ips, self._answers(asked))
+
+    def _answers(self, asked: dict[str, Any]) -> dict[str, list[str]]:
+        """What the nodes say within a minute. Signals are heard meanwhile."""
+        import ray
+
+        deadline, waiting = time.monotonic() + PROBE_PATIENCE_S, list(asked.values())
+        while waiting and time.monotonic() < deadline:
+            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=ASK_S)
+            self._run_loop_for(0)
+        try:
+            return {node_id: ray.get(answer) for node_id, answer in asked.items() if answer not in waiting}
+        except ray.exceptions.RayError as error:
+            raise GangrunError(f"a node was lost: {ray_cluster.one_line(error)}") from error
+
+    def _in_order(self, nodes: Any) -> list[Node]:
+        return sorted(nodes, key=lambda node: self._places[node.node_id])
+
+    def _addresses(self, nodes: Sequence[Node]) -> list[str]:
+        """As the job's list has them; of a node that it has by name, Ray's address."""
+        entries = [(self._cluster_ips[self._places[node.node_id]], node.address) for node in nodes]
+        return [entry if is_address(entry) else address for entry, address in entries]
+
+    def _relay(self, node: Node) -> Any:
+        """The node's relay; one outside of the reservation holds no resources, so it starts on a node that is full."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if node.node_id not in self._relays:
+            strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+            self._relays[node.node_id] = hire(self._archive, num_cpus=0, scheduling_strategy=strategy)
+        return self._relays[node.node_id]
+
+    # --- ranks at work
+
+    def _crew(self, nodes: Sequence[Node]) -> Crew:
+        return Crew(nodes, [self._relay(node) for node in nodes], self._mailbox)
+
+    def _work(self, crew: Crew, script: str, is_setup: bool) -> Verdict:
+        """Run a script on all nodes of a crew; returns how it ended."""
+        if is_setup:
+            self._setup = crew
+        else:
+            self._run = crew
+        step = protocol.STEP_SETUP if is_setup else protocol.STEP_RUN
+        self._directory.note(protocol.EVENT_STEP_STARTED, step=step, pid=os.getpid())
+        crew.begin([self._description(crew.nodes, rank, script, is_setup) for rank in range(len(crew.nodes))])
+        while crew.open and not crew.is_stopping:
+            self._loop.run()
+        self._wait_for_stopping(crew)
+        verdict = judge(crew.records, "", was_cancelled=False, loss=crew.loss)
+        if is_setup:
+            self._directory.note(protocol.EVENT_STEP_ENDED, step=step, code=verdict.exit_code)
+        return verdict
+
+    def _description(self, nodes: Sequence[Node], rank: int, script: str, is_setup: bool) -> dict[str, Any]:
+        """All that a relay and its rank must know."""
+        job, node, ips = self._job, nodes[rank], self._addresses(nodes)
+        identity = {
+            "rank": rank,
+            "num_ranks": len(nodes),
+            "node_index": self._places[node.node_id],
+            "address": ips[rank],
+            "host": node.host,
+            "hosts": [peer.host for peer in nodes],
+        }
+        options = {
+            "log_dir": _on_any_node(job.log_dir),
+            "cluster_num_nodes": len(self._cluster_ips),
+            "cluster_ips": list(self._cluster_ips),
+            "task_name": job.task_name,
+            "is_setup": is_setup,
+            "workdir": job.workdir and _on_any_node(job.workdir),
+            "grace_s": job.grace_s,
+            "liveness_timeout_s": job.liveness_timeout_s,
+            "no_color": bool(os.environ.get("NO_COLOR")),
+        }
+        variables = {**(job.setup_env_vars if is_setup else job.env_vars), **self._secrets}
+        told = {"script": script, "variables": variables, "ips": ips, "attempt": self._directory.attempt}
+        return {
+            "node_id": node.node_id,
+            "python": job.python,
+            "directory": self._directory_of_scripts,
+            "sees_all_gpus": is_setup,
+            "rank": {"identity": identity, "options": options, **told},
+        }
+
+    def _on_message(self, message: Message) -> None:
+        if isinstance(message.source, Crew):
+            self._on_word(message.source, message)
+        elif message.kind == REFUSED:
+            raise GangrunError(f"Ray does not reserve the nodes: {message.content}")
+        else:
+            self._loop.stop()
+
+    def _on_word(self, crew: Crew, message: Message) -> None:
+        """What a rank has to say. The first failure ends the others."""
+        if message.kind == OUTPUT:
+            self._show(message.content)
+        elif message.kind == WORDS:
+            tell(2, message.content)
+        else:
+            crew.hear(message)
+            is_setup = crew is self._setup
+            self._directory.progress(protocol.STEP_SETUP if is_setup else protocol.STEP_RUN, crew.records)
+            if crew.has_failed:
+                crew.stop()
+            if crew.is_stopping or not crew.open:
+                self._loop.stop()
+
+    def _wait_for_stopping(self, crew: Crew) -> None:
+        """Until all that were told to stop have, and are let go if they do not. Bounded."""
+        for patience_s, escalate in (
+            (self._job.grace_s + STOP_MARGIN_S, crew.abandon),
+            (ABANDONED_S, lambda: None),
+        ):
+            deadline = time.monotonic() + patience_s
+            while crew.open and time.monotonic() < deadline:
+                self._run_loop_for(deadline - time.monotonic())
+            if crew.open:
+                escalate()
+
+    # --- output
+
+    def _show(self, text: bytes) -> None:
+        """Pass whole lines on; while nobody takes them, nothing more is read: in the end the script waits."""
+        if self._is_deaf:
+            return
+        self._stream.write(text)
+        if self._stream.is_backed_up:
+            self._blocked_at = time.monotonic()
+            self._mailbox.close()
+            self._loop.watch(self._stream.fd, self._on_room, select.POLLOUT)
+
+    def _on_room(self) -> None:
+        self._stream.push()
+        if not self._stream.is_backed_up:
+            self._listen_again()
+
+    def _listen_again(self) -> None:
+        self._blocked_at = None
+        self._loop.forget(self._stream.fd)
+        self._mailbox.open()
+
+    def _leave_stuck_reader(self) -> None:
+        """Whoever takes nothing must not keep a cancelled job from ending: the logs have it all."""
+        if self._blocked_at is not None and time.monotonic() - self._blocked_at > STUCK_OUTPUT_S:
+            self._is_deaf = True
+            self._listen_again()
+
+    # --- the end
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        verdict = Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [])
+        try:
+            verdict = self._verdict_of(error)
+            self._is_cancelling = True  # whatever arrives now comes too late to change the verdict
+            self._give_back()
+            self._finish(verdict)
+        except OSError as trouble:
+            self.exit_code = verdict.exit_code or protocol.EXIT_INFRASTRUCTURE
+            tell(1, f"gangrun: cannot record how the job ended ({verdict.state}): {trouble}\n")
+        finally:
+            self._directory.clean()
+            for path in [*([self._job.secrets_file] if self._job.secrets_file else []), *self._job.remove_at_end]:
+                remove_quietly(path)
+        return kind is None or issubclass(kind, Exception)
+
+    def _verdict_of(self, error: BaseException | None) -> Verdict:
+        if isinstance(error, Ended):
+            return error.verdict
+        if isinstance(error, Cancelled):
+            return self._cancel(error.number)
+        return Verdict(protocol.SUCCEEDED, 0, []) if error is None else failure_of_the_driver(error)
+
+    def _cancel(self, number: int) -> Verdict:
+        """Every program gets TERM and its grace; a failure that came before the cancel stands."""
+        self._directory.note("cancel", signal=number)
+        self._loop.every(STUCK_OUTPUT_S, STUCK_OUTPUT_S, self._leave_stuck_reader)
+        crew, code = self._run or self._setup, protocol.exit_code_of_signal(number)
+        why = "cancelled by signal %d" % number
+        if crew is None:
+            return Verdict(protocol.CANCELLED, code, [], None, why)
+        crew.stop()
+        self._wait_for_stopping(crew)
+        verdict = judge(crew.records, "", was_cancelled=True, loss="")
+        if verdict.state == protocol.CANCELLED:
+            return verdict._replace(exit_code=code, reason=why)
+        return verdict if crew is self._run else setup_verdict(verdict)
+
+    def _give_back(self) -> None:
+        """The reservation and the relays, so that the next job starts at once."""
+        import ray
+        from ray.util import remove_placement_group
+
+        if not ray.is_initialized():
+            return
+        try:
+            for relay in self._relays.values():
+                ray.kill(relay)
+            if self._group is not None:
+                remove_placement_group(self._group)
+        except Exception as error:  # Ray's own trouble must not hide how the job ended; with us ends what is ours
+            tell(2, f"gangrun: Ray did not take the reservation back: {ray_cluster.one_line(error)}\n")
+
+    def _finish(self, verdict: Verdict) -> None:
+        self.exit_code = verdict.exit_code
+        is_setup = self._run is None
+        crew = self._run or self._setup
+        records = crew.records if crew else []
+        ranks = rank_reports(records, verdict, len(self._cluster_ips))
+        for rank, words in (crew.lost if crew else {}).items():
+            ranks[rank]["why"] = words
+        self._directory.end(verdict, ranks, protocol.STEP_SETUP if is_setup else protocol.STEP_RUN)
+        first = None if verdict.first_failed is None else records[verdict.first_failed]
+        tail = (first or {}).get(TAIL) or []
+        self._flush()
+        tell(1, summary(self._job.job_id, verdict, ranks, self._job.log_dir, self._directory.age_s, tail))
+
+    def _flush(self) -> None:
+        """Let a slow reader have the last of the output."""
+        while self._stream.is_backed_up and not self._is_deaf and select.select([], [self._stream.fd], [], 1.0)[1]:
+            self._stream.push()
+
+    def _run_loop_for(self, seconds: float) -> None:
+        timer = self._loop.after(seconds, self._loop.stop)
+        try:
+            self._loop.run()
+        finally:
+            self._loop.cancel(timer)
+
+    # --- signals
+
+    def _on_signal(self, arrival: Arrival) -> None:
+        if arrival.number in (signal.SIGUSR1, signal.SIGUSR2):
+            if self._run is not None:
+                self._run.signal(arrival.number)
+        elif arrival.number not in (signal.SIGCONT, signal.SIGCHLD):
+            self._on_stop(arrival.number)
+
+    def _on_stop(self, number: int) -> None:
+        if self._is_cancelling:
+            self._loop.stop()
+            return
+        self._is_cancelling = True
+        raise Cancelled(number)
+
+    def _beat(self) -> None:
+        self._beats += 1
+        try:
+            write_in_place(self.launch.heartbeat, b"%19d\n" % self._beats)
+        except OSError:
+            pass
+
+
+def _on_any_node(path: str) -> str:
+    """A path under ~ is in the home of each node; a relative one is where the driver was started."""
+    return path if path.startswith("~") else os.path.abspath(path)
+
+
+def main(body: Any, job: Job) -> int:
+    """Run a driver's body; every error ends in one line and an exit code."""
+    try:
+        with RayDriver(job) as driver:
+            body(driver)
+    except GangrunError as error:
+        print(f"gangrun: {error}", file=sys.stderr)
+        return error.exit_code
+    sys.stdout.flush()
+    ray_cluster.leave(FAREWELL_S)
+    os._exit(driver.exit_code)  # a thread may still listen to a node that is lost
