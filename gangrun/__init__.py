@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from codegen.spec import Resources
     from gangrun.cluster import Cluster, Job, wait
-    from gangrun.group import Group, Ready
+    from gangrun.group import Group, Node, Ready
     from gangrun.inside import join
     from gangrun.records import Run
     from gangrun.task import Slurm, Task
 
-__all__ = ["Cluster", "Group", "Job", "Ready", "Resources", "Run", "Slurm", "Task", "join", "wait"]
+__all__ = ["Cluster", "Group", "Job", "Node", "Ready", "Resources", "Run", "Slurm", "Task", "join", "wait"]
 HOMES = {
     "Cluster": "gangrun.cluster",
     "Group": "gangrun.group",
     "Job": "gangrun.cluster",
+    "Node": "gangrun.group",
     "Ready": "gangrun.group",
     "join": "gangrun.inside",
     "wait": "gangrun.cluster",

@@ -73,6 +73,7 @@ class Cluster:
             sorted({taken.digest for taken in snapshots.values()}),
             request.python.value,
             any(one.gpus.value is not None for one in own),
+            group_plan.sizes_command(work),
         )
         run = launch.new_run_id(work.name)
         place = found.place(run)

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Union
 
 from codegen.spec import SpecError
 from codegen.yamlfile import YamlMapping, read_all
+from executor.group_pack import UNKNOWN, Room
 from executor.protocol import LAST_PORT
 from gangrun import requests
 from gangrun.task import KEYS, Slurm, Task, slurm_of, sources_of
@@ -41,16 +42,21 @@ DEFAULT = "default"
 
 HEADER_KEYS = (
     "name", "execution", "primary_tasks", "termination_delay", "inter_connection", "on_primary_failure", "placement",
-    "slurm",
+    "node", "slurm",
 )  # fmt: skip
+NODE_KEYS = ("cpus", "gpus", "memory")
 TASK_KEYS = ("ready", "after", "max_restarts")
 READY_KEYS = ("port", "http", "log", "command", "timeout")
-ARGUMENTS = {"primary_tasks": "primary", "timeout": "timeout_s"}  # a program's words where they are not the file's
-FILE_KEYS = {"primary": "primary_tasks", "ready.timeout_s": "ready.timeout"}
+ARGUMENTS = {
+    "primary_tasks": "primary",
+    "timeout": "timeout_s",
+    "memory": "memory_gb",
+}  # a program's words where they are not the file's
+FILE_KEYS = {"primary": "primary_tasks", "ready.timeout_s": "ready.timeout", "node.memory_gb": "node.memory"}
 OWN_SLURM = ("constraint", "grace")
 PARALLEL_ONLY: Mapping[str, Any] = {  # what says nothing of a serial group
     "primary": ((), []), "termination_delay": (None,), "inter_connection": (None,),
-    "on_primary_failure": (STOP,), "placement": (SEPARATE,),
+    "on_primary_failure": (STOP,), "placement": (SEPARATE,), "node": (None,),
 }  # fmt: skip
 
 DELAY = re.compile(r"([0-9]{1,12})([smhdw]?)")
@@ -119,6 +125,25 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Node:
+    """What tasks that share nodes may take of one, at most; None is all there is. Raises SpecError."""
+
+    cpus: int | None = None
+    gpus: int | None = None
+    memory_gb: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_size("cpus", self.cpus, _is_count(self.cpus) and self.cpus != 0, "a whole number, 1 or more")
+        _check_size("gpus", self.gpus, _is_count(self.gpus), "a whole number, 0 or more")
+        _check_size("memory_gb", self.memory_gb, _is_amount(self.memory_gb), "a number of gigabytes")
+
+    @property
+    def room(self) -> Room:
+        sizes = self.cpus, self.gpus, None if self.memory_gb is None else self.memory_gb * 1024
+        return Room(*(UNKNOWN if size is None else size for size in sizes))
+
+
+@dataclass(frozen=True)
 class Member:
     """A task in its group. The task's `slurm` is complete: it holds what the header asks for, too.
 
@@ -145,8 +170,8 @@ class Group:
     The group ends when its last primary ends; without `primary` all tasks are. Then the others are told to end and have
     their `termination_delay` for it: one for all, or {"default": "30s", "replay-buffer": "1m"}; a primary has one only
     if it is named there. `on_primary_failure` is stop or continue. With `inter_connection` True there are host names or
-    no start; None takes what can be had. With `placement` shared, tasks share nodes. `ready`, `after` and
-    `max_restarts` go by task name; a task starts when all that it is `after` are ready.
+    no start; None takes what can be had. With `placement` shared, tasks share nodes, of which they take at most
+    `node`. `ready`, `after` and `max_restarts` go by task name; a task starts when all that it is `after` are ready.
 
     `members` is what comes of it, in the order of `tasks`. Raises SpecError for what does not fit together.
     """
@@ -159,6 +184,7 @@ class Group:
     inter_connection: bool | None = None
     on_primary_failure: str = STOP
     placement: str = SEPARATE
+    node: Node | None = None
     slurm: Slurm = field(default_factory=Slurm)
     ready: Mapping[str, Ready] = field(default_factory=dict)
     after: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
@@ -192,7 +218,7 @@ class Group:
 
     @property
     def num_nodes(self) -> int:
-        """The nodes of all tasks; those of the largest, where tasks share nodes or run one after the other."""
+        """The nodes of all tasks; those of the widest one, where they take turns or may share them."""
         counts = [task.num_nodes for task in self.tasks]
         return sum(counts) if self.is_parallel and self.placement == SEPARATE else max(counts)
 
@@ -307,6 +333,7 @@ def _check_task(task: YamlMapping, header_line: int) -> None:
 
 def _of_header(header: YamlMapping) -> dict[str, Any]:
     said = {ARGUMENTS.get(key, key): value for key, value in header.values.items() if value is not None}
+    said["node"] = _node(header)
     return {"execution": SERIAL, **said, "slurm": slurm_of(header), "sources": sources_of(header)}
 
 
@@ -318,6 +345,19 @@ def _of_tasks(documents: Sequence[YamlMapping], overrides: Mapping[str, str]) ->
             if document.values.get(key) is not None:
                 said[key][task.name] = _ready(document) if key == "ready" else document.values[key]
     return {"tasks": tasks, **said}
+
+
+def _node(header: YamlMapping) -> Node | None:
+    if header.values.get("node") is None:
+        return None
+    nested = header.nested.get("node")
+    if nested is None:
+        header.fail("node", f"node={header.values['node']!r}: use a mapping such as {{cpus: 64, gpus: 8}}")
+    nested.allow(NODE_KEYS)
+    try:
+        return Node(**{ARGUMENTS.get(key, key): value for key, value in nested.values.items() if value is not None})
+    except GroupError as error:
+        error.at(header)
 
 
 def _ready(document: YamlMapping) -> Ready:
@@ -341,6 +381,13 @@ def _check_words(group: Group) -> None:
             raise GroupError(key, f"={value!r}: use {' or '.join(allowed)}")
     if not isinstance(group.inter_connection, (bool, type(None))):
         raise GroupError("inter_connection", f"={group.inter_connection!r}: use true or false")
+
+
+def _check_node(group: Group) -> None:
+    if not isinstance(group.node, (Node, type(None))):
+        raise GroupError("node", f"={group.node!r}: use a Node")
+    if group.node and group.placement != SHARED:
+        raise GroupError("node", ": only tasks that share nodes are packed; use placement: shared, or leave this out")
 
 
 def _check_tasks(group: Group) -> None:
@@ -482,6 +529,15 @@ def _are_names(value: object) -> bool:
     return isinstance(value, (str, list, tuple)) and all(isinstance(name, str) for name in value)
 
 
+def _check_size(name: str, value: object, is_right: bool, allowed: str) -> None:
+    if value is not None and not is_right:
+        raise GroupError(f"node.{name}", f"={value!r}: use {allowed}")
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < UNKNOWN
+
+
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
@@ -525,6 +581,6 @@ BY_TASK: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "max_restarts": (_is_count, "a whole number, 0 or more"),
 }
 CHECKS: tuple[Callable[[Group], None], ...] = (
-    _check_words, _check_tasks, _check_names, _check_slurm, _check_serial, _check_primary, _check_delays,
+    _check_words, _check_tasks, _check_names, _check_slurm, _check_serial, _check_node, _check_primary, _check_delays,
     _check_by_task, _check_after,
 )  # fmt: skip

@@ -7,10 +7,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from codegen.group import GroupBundle, GroupTask, JobGroup, group_sbatch_options
+from codegen.group import COUNTED, GroupBundle, GroupTask, JobGroup, group_sbatch_options
 from codegen.spec import SpecError
 from executor import protocol
-from gangrun import agent, launch, settings
+from executor.group_pack import Room, ports_of
+from gangrun import agent, group_room, launch, settings
 from gangrun.group import SHARED, Group, Member
 from gangrun.launch import Place, Plan
 from gangrun.settings import Request, Settings
@@ -47,9 +48,9 @@ def plan_group(
     snapshots: Mapping[str, Snapshot],
 ) -> Plan:
     """Pure. `own` are the tasks' requests, `snapshots` are by work directory."""
-    _require_own_ports(group)
     trees = {tree_of(member.task, snapshots): digest_of(member.task, snapshots) for member in group.members}
-    tasks = tuple(_task(group, index, run, place, own_request_, snapshots) for index, own_request_ in enumerate(own))
+    options = [launch.own_options(place, one) for one in own]
+    tasks = tuple(_task(group, index, run, place, one, snapshots) for index, one in enumerate(own))
     spec = JobGroup(
         job_id=run,
         name=group.name,
@@ -60,27 +61,39 @@ def plan_group(
         is_shared=group.placement == SHARED,
         inter_connection=group.inter_connection,
         python=place.python,
+        room=_room(group, tasks, place, request, options) if group.placement == SHARED else Room(),
     )
     output = os.path.join(place.directory, agent.OUTPUT)
     extra = launch.whole_options(run, place, request)
-    options = group_sbatch_options(spec, output, extra, [launch.own_options(place, one) for one in own])
+    sbatch = group_sbatch_options(spec, output, extra, options)
     files = GroupBundle(spec).files()
     longest_s = max(task.job.grace_s for task in tasks)
-    meta = {**_metadata(group, run, request, snapshots), "grace_s": longest_s}  # what a cancel waits for
-    return launch.planned(run, place, files, options, meta, trees)
+    meta = {**_metadata(group, spec, request, snapshots), "grace_s": longest_s}  # what a cancel waits for
+    plan = launch.planned(run, place, files, sbatch, meta, trees)
+    return plan._replace(shared=_by_node(spec)) if spec.is_shared else plan
 
 
-def _require_own_ports(group: Group) -> None:
-    """Tasks on shared nodes would be taken for each other."""
-    seen: dict[int, str] = {}
-    for member in group.members if group.placement == SHARED else ():
-        port = member.ready.port if member.ready else None
-        if port is not None and port in seen:
-            raise SpecError(
-                f"task {member.name}: ready.port={port}: {seen[port]} has it on the same nodes; use another"
-            )
-        if port is not None:
-            seen[port] = member.name
+def sizes_command(work: Task | Group) -> Sequence[str]:
+    """What a launch asks the cluster, so that tasks can be packed on its nodes; nothing where they are not."""
+    return group_room.SINFO if isinstance(work, Group) and work.placement == SHARED else ()
+
+
+def _room(
+    group: Group, tasks: Sequence[GroupTask], place: Place, request: Request, options: Sequence[Sequence[str]]
+) -> Room:
+    """What the tasks may take of one node."""
+    said = [option for own in options for option in own]
+    kinds = [match["kind"] for match in map(COUNTED.fullmatch, said) if match and match["kind"]]
+    constraints = [option.partition("=")[2] for option in said if option.startswith("--constraint=")]
+    wish = group_room.Wish(request.partition.value, next(iter(constraints), None), next(iter(kinds), None))
+    limit = group.node.room if group.node else Room()
+    return group_room.room_of(limit, [task.need for task in tasks], request, wish, place.sizes)
+
+
+def _by_node(spec: JobGroup) -> list[list[str]]:
+    """The names of the tasks on each node."""
+    placed = list(zip(spec.tasks, spec.nodes))
+    return [[task.name for task, own in placed if node in own] for node in range(spec.num_nodes)]
 
 
 def _task(
@@ -91,15 +104,22 @@ def _task(
     workdir = os.path.join(place.directory, tree_of(task, snapshots))
     job = launch.job_of(task, protocol.member_job_id(run, task.name), place._replace(workdir=workdir), request)
     grace_s = job.grace_s if member.termination_delay_s is None else float(member.termination_delay_s)
-    job = dataclasses.replace(job, log_dir=os.path.join(place.directory, agent.LOGS, task.name), grace_s=grace_s)
+    ready = member.ready.to_dict() if member.ready else None
+    job = dataclasses.replace(
+        job,
+        log_dir=os.path.join(place.directory, agent.LOGS, task.name),
+        grace_s=grace_s,
+        ports=ports_of(task.ports, ready),
+    )
     return GroupTask(
         name=task.name,
         job=job,
         is_primary=member.is_primary,
         component=index if group.is_parallel and group.placement != SHARED and not group.is_homogeneous else None,
         after=member.after,
-        ready=member.ready.to_dict() if member.ready else None,
+        ready=ready,
         max_restarts=member.max_restarts,
+        memory_mb=0 if request.twin("memory_gb") else round((request.memory_gb.value or 0) * 1024),
     )
 
 
@@ -113,11 +133,11 @@ def digest_of(task: Task, snapshots: Mapping[str, Snapshot]) -> str | None:
     return snapshots[task.workdir].digest if task.workdir is not None else None
 
 
-def _metadata(group: Group, run: str, request: Request, snapshots: Mapping[str, Snapshot]) -> dict[str, Any]:
+def _metadata(group: Group, spec: JobGroup, request: Request, snapshots: Mapping[str, Snapshot]) -> dict[str, Any]:
     names = [member.task.name for member in group.members]
     found = {snapshot.digest: snapshot for snapshot in snapshots.values()}
     return {
-        **launch.identity(run, group.name, group.num_nodes, request),
+        **launch.identity(spec.job_id, group.name, spec.num_nodes, request),
         "tasks": names,
         "task_nodes": {member.task.name: member.task.num_nodes for member in group.members},
         "primary": [member.task.name for member in group.members if member.is_primary],

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import socket
 import sys
 import time
@@ -43,6 +44,7 @@ class Place(NamedTuple):
     workdir: str  # where the scripts run
     python: str | None
     gres: Sequence[str]  # of the nodes, in sinfo's words; none: not known
+    sizes: Sequence[str] = ()  # of the nodes, as group_room.SINFO tells them
 
 
 class Found(NamedTuple):
@@ -52,11 +54,12 @@ class Found(NamedTuple):
     snapshots: Sequence[str]  # of those asked about
     python: str
     gres: Sequence[str]
+    sizes: Sequence[str] = ()
 
     def place(self, run: str) -> Place:
         directory = os.path.join(self.home, agent.RUNS, run)
         work = os.path.join(directory, agent.WORK)
-        return Place(os.path.dirname(self.home), directory, work, self.python, self.gres)
+        return Place(os.path.dirname(self.home), directory, work, self.python, self.gres, self.sizes)
 
 
 class Plan(NamedTuple):
@@ -69,6 +72,19 @@ class Plan(NamedTuple):
     meta: Mapping[str, Any]
     trees: Mapping[str, str | None]  # the directories that scripts start in, with the snapshots they hold
     python: str | None
+    shared: Sequence[Sequence[str]] = ()  # of a group that shares nodes: the tasks on each
+
+    def asks_for(self, name: str) -> bool:
+        """Whether a value of the request means something where it goes."""
+        return True
+
+    def to_json(self) -> dict[str, Any]:
+        shared = {"nodes": [list(names) for names in self.shared]} if self.shared else {}
+        return {"sbatch": list(self.sbatch), "script": self.script, **shared}
+
+    def words(self) -> str:
+        nodes = "".join(f"node {number}: {', '.join(names)}\n" for number, names in enumerate(self.shared, 1))
+        return shlex.join(["sbatch", *self.sbatch]) + "\n\n" + self.script + ("\n" + nodes if nodes else "")
 
 
 def new_run_id(name: str) -> str:
@@ -147,9 +163,17 @@ def own_options(place: Place, request: Request) -> list[str]:
     return options
 
 
-def look(host: Host, root: str, digests: Sequence[str], python: str | None, needs_gres: bool) -> Found:
+def look(
+    host: Host,
+    root: str,
+    digests: Sequence[str],
+    python: str | None,
+    needs_gres: bool,
+    sizes: Sequence[str] = (),
+) -> Found:
     """The first remote call of a launch. Raises SpecError where the host lacks what a job needs."""
     commands = {"gres": list(NODE_GRES)} if needs_gres else {}
+    commands.update({"sizes": list(sizes)} if sizes else {})
     found = host.call("prepare", root=root, digests=list(digests), commands=commands, python=python)
     if found["missing"]:
         raise SpecError(
@@ -160,9 +184,14 @@ def look(host: Host, root: str, digests: Sequence[str], python: str | None, need
         raise SpecError(
             f"{host.name}: no Python {oldest} or newer on PATH; name one with `python:` in the host's settings"
         )
-    gres = found["answers"].get("gres", {"rc": 1, "stdout": ""})
-    offered = gres["stdout"].split("\n") if gres["rc"] == 0 else []
-    return Found(found["home"], found["snapshots"], found["python"], [line.strip() for line in offered if line.strip()])
+    answers = [_lines(found["answers"].get(name)) for name in ("gres", "sizes")]
+    return Found(found["home"], found["snapshots"], found["python"], *answers)
+
+
+def _lines(answer: Mapping[str, Any] | None) -> list[str]:
+    """What a command printed; nothing if it failed."""
+    text = answer["stdout"] if answer and answer["rc"] == 0 else ""
+    return [line.strip() for line in text.split("\n") if line.strip()]
 
 
 def upload(host: Host, root: str, snapshot: Snapshot) -> None:

@@ -108,6 +108,20 @@ class TestLaunch:
         else:
             assert (len(hosts), gpus) == (3, ["gpus=0", "gpus=0", "gpus="])
 
+    def test_tasks_are_packed_on_the_nodes_that_the_cluster_has(self, laptop: Laptop) -> None:
+        """Its nodes have two GPUs; the plan tells beforehand where each task will be, and the output where it is."""
+        run = "echo gpus=$CUDA_VISIBLE_DEVICES; sleep 2"
+        tasks = [task(name, run, resources={"accelerators": "GPU:1"}) for name in ("trainer", "reward", "data")]
+        shared = {"placement": "shared"}
+        planned = laptop.json("launch", str(write(laptop, *tasks, **shared)), "--host", "head", "--dry-run")
+        assert planned["nodes"] == [["trainer", "data"], ["reward"]] and "--nodes=2" in planned["sbatch"]
+        followed = laptop.gangrun("launch", str(write(laptop, *tasks, **shared)), "--host", "head")
+        assert followed.returncode == 0, followed.stdout + followed.stderr
+        where = re.search(r"^gangrun: trainer on (n\d), reward on (n\d), data on (n\d)$", followed.stdout, re.M)
+        assert where and where.group(1) == where.group(3) != where.group(2), followed.stdout
+        gpus = dict(re.findall(r"\[(\w+)\] .*gpus=(\d)", without_colour(followed.stdout)))
+        assert len(gpus) == 3 and gpus["trainer"] != gpus["data"], gpus
+
     def test_a_pipeline_stops_at_its_first_failure(self, laptop: Laptop) -> None:
         job = launch(laptop, task("a", "echo one"), task("b", "exit 4"), task("c", "echo three"), execution="serial")
         assert laptop.gangrun("wait", job.run).returncode == states.EXIT_FAILED

@@ -279,7 +279,9 @@ def test_a_hundred_tasks_are_not_too_many(tmp_path: Path) -> None:
 # --- where a file is wrong: line, key, value, what is allowed
 
 
-HEADER = "name, execution, primary_tasks, termination_delay, inter_connection, on_primary_failure, placement, slurm"
+HEADER = (
+    "name, execution, primary_tasks, termination_delay, inter_connection, on_primary_failure, placement, node, slurm"
+)
 SERIAL = ": execution is serial, as without it, so tasks run one after the other; use parallel, or leave this out"
 NAME = "letters, digits and hyphens, no hyphen first or last, not digits alone (it is a part of host names)"
 QUOTED = "use a text, in quotes where YAML takes it for something else: " + NAME

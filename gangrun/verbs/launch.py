@@ -115,13 +115,13 @@ def _secret(name: str) -> str:
 
 def _show_intent(work: Task | Group, intent: Intent, as_json: bool) -> int:
     plan = intent.plan
-    rows = intent.request.explain()
+    rows = [row for row in intent.request.explain() if plan.asks_for(row[0])]
     if as_json:
         request = [{"name": name, "value": value, "source": source} for name, value, source in rows]
-        show.print_json({"run": plan.run, "sbatch": list(plan.sbatch), "request": request, "script": plan.script})
+        show.print_json({"run": plan.run, "request": request, **plan.to_json()})
         return 0
     show.table(("WHAT", "VALUE", "FROM"), rows)
-    click.echo("\n" + shlex.join(["sbatch", *plan.sbatch]) + "\n\n" + plan.script)
+    click.echo("\n" + plan.words())
     for line in show.work_lines(work):
         click.echo(line)
     for taken in {one.digest: one for one in intent.snapshots.values()}.values():
