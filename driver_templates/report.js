@@ -22,7 +22,7 @@
     return whole + " s";
   };
   const clock = (time) => new Date(time * 1000).toISOString().slice(11, 19);
-  // On the cluster's clock and in its zone, wherever the page is read.
+  // In the zone of whoever made the page, as the times that stand on it, wherever it is read.
   const moment = (offset) => clock(data.begin + offset + data.utc_offset_s);
 
   const drawAxis = () => {

@@ -15,7 +15,7 @@ from gangrun.report.goodput import Goodput
 from gangrun.report.model import Attempt, Span, Stay
 from gangrun.report.sentences import sentences
 from gangrun.report.source import Chapter, Report
-from gangrun.report.text import QUEUE_ROW, SHOWN, shown_spans, total_rows
+from gangrun.report.text import QUEUE_ROW, REDONE, SHOWN, shown_spans, total_rows
 from gangrun.report.words import counted, duration, percent, plain_lines, printable, ticks
 
 UNITS = 10000  # the width of the whole time
@@ -23,7 +23,7 @@ MOST_TICKS = 10
 MOODS = {protocol.SUCCEEDED: "good", protocol.RUNNING: "", protocol.PENDING: "", protocol.SETTING_UP: ""}
 UNWELL = (protocol.RANK_FAILED, protocol.RANK_BROKEN, protocol.RANK_LOST)
 SLUGS = {
-    "recomputed, if nothing was saved": "recomputed",
+    f"{REDONE}, if nothing was saved": "work-lost",
     "waiting to start": "waiting",
     QUEUE_ROW: "queued",
 }

@@ -21,7 +21,7 @@ LEAST_SHARE = 0.02
 SLOW = 1.5  # times the median
 CLOCK_S = 2.0
 MUCH_START, MUCH_CHECKPOINT = 0.1, 0.05
-QUEUE_WEIGHT = 0.5  # no node is held meanwhile, but somebody waits
+QUEUE_WEIGHT = START_WEIGHT = 0.25  # the totals tell these, too; and no node is held in the queue
 FAILURE, TROUBLE = 2, 1
 
 
@@ -79,7 +79,7 @@ def _start(report: Report) -> Iterator[Finding]:
         times = f"{counted(goodput.attempts, 'start')}, " if goodput.attempts > 1 else ""
         share = percent(start_s / goodput.machine_s)
         text = f"Starting up took {share} of the machine time ({times}{duration(start_s)} on each node in all)."
-        yield Finding(0, start_s * max(1, report.num_nodes), text)
+        yield Finding(0, start_s * max(1, report.num_nodes) * START_WEIGHT, text)
 
 
 def _damage(report: Report) -> Iterator[Finding]:
@@ -132,22 +132,28 @@ def _lost(chapter: Chapter) -> Iterator[Finding]:
 
 
 def _slow_setup(chapter: Chapter) -> Iterator[Finding]:
-    """All wait for the slowest."""
-    for attempt in chapter.timeline.attempts:
-        setups = [(stay, stay.setup) for stay in attempt.stays if stay.setup]
-        if len(setups) < 2:
-            continue
-        slowest, setup = max(setups, key=lambda pair: pair[1].length_s)
-        times = statistics.median(one.length_s for _, one in setups)
-        held_s = setup.end - statistics.median(one.end for _, one in setups)
-        if times <= 0 or setup.length_s < SLOW * times:
-            continue
-        ratio = f"{setup.length_s / times:.1f} times the median ({duration(setup.length_s)}, not {duration(times)})"
-        late = [stay for stay, one in setups if one.length_s >= SLOW * times]
-        more = f"; {_verb(len(late) - 1, 'other', 'was', 'were')} as slow" if len(late) > 1 else ""
-        name = _in_attempt(chapter.timeline, attempt)
-        text = f"{_who(slowest)} held the others up for {duration(held_s)}{name}: its setup took {ratio}{more}."
-        yield Finding(0, held_s * (len(setups) - len(late)), text)
+    """All wait for the slowest. Told of the attempt that it cost most; weighed by all."""
+    found = [one for attempt in chapter.timeline.attempts for one in _slow_setups(chapter.timeline, attempt)]
+    if found:
+        worst = max(found, key=lambda finding: finding.cost_s)
+        yield worst._replace(cost_s=sum(finding.cost_s for finding in found))
+
+
+def _slow_setups(timeline: Timeline, attempt: Attempt) -> Iterator[Finding]:
+    setups = [(stay, stay.setup) for stay in attempt.stays if stay.setup]
+    if len(setups) < 2:
+        return
+    slowest, setup = max(setups, key=lambda pair: pair[1].length_s)
+    usual_s = statistics.median_low([one.length_s for _, one in setups])
+    held_s = setup.end - statistics.median_low([one.end for _, one in setups])
+    if usual_s <= 0 or setup.length_s < SLOW * usual_s or held_s < LEAST_S:
+        return
+    slow = sum(one.length_s >= SLOW * usual_s for _, one in setups)
+    more = f"; {_verb(slow - 1, 'other', 'was', 'were')} slow too" if slow > 1 else ""
+    held = f"{_who(slowest)} held the others up for {duration(held_s)}{_in_attempt(timeline, attempt)}"
+    ratio = f"its setup took {setup.length_s / usual_s:.1f} times the median"
+    text = f"{held}: {ratio} ({duration(setup.length_s)}, not {duration(usual_s)}){more}."
+    yield Finding(0, held_s * (len(setups) - slow), text)
 
 
 def _late_start(chapter: Chapter) -> Iterator[Finding]:

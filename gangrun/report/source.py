@@ -113,10 +113,11 @@ def compose(
     """The whole report from the parts: the job's own, then those of a group's tasks."""
     whole = build(parts[0], submitted)
     status = read_status(parts[0].status)
-    tasks = {str(task.get("name")): task for task in status.get("tasks") or () if isinstance(task, dict)}
+    told = status.get("tasks")
+    tasks = [str(task.get("name")) for task in told if isinstance(task, dict)] if isinstance(told, list) else []
     members = [part for part in parts[1:] if part.name.startswith(parts[0].name + ".")]
     if members:
-        chapters = [_member(part, parts[0].name, whole, tasks, pattern, utc_offset_s) for part in members]
+        chapters = [_member(part, parts[0].name, whole, pattern, utc_offset_s) for part in members]
         order = {name: index for index, name in enumerate(tasks)}
         chapters.sort(key=lambda chapter: order.get(chapter.label, len(order)))
     else:
@@ -132,14 +133,7 @@ def compose(
     )  # fmt: skip
 
 
-def _member(
-    part: Part,
-    group: str,
-    whole: Timeline,
-    tasks: Mapping[str, Any],
-    pattern: re.Pattern[str] | None,
-    utc_offset_s: float,
-) -> Chapter:
+def _member(part: Part, group: str, whole: Timeline, pattern: re.Pattern[str] | None, utc_offset_s: float) -> Chapter:
     """A task of a group: it was queued with its group, and ended as was meant if its group ended it."""
     label = part.name[len(group) + 1 :]
     timeline = build(part, whole.begin if whole.attempts else None)

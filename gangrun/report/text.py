@@ -21,6 +21,7 @@ COLOURS = dict(zip(SHOWN, ("bright_black", "yellow", "blue", "green", "cyan", "r
 CHECKPOINT, CHECKPOINT_ASCII = "▲", "^"
 MOST_RANKS = 16  # a bar each; more are put together
 MOST_BARS = 12
+LEAST_ODD = 0.02  # of the whole time: two columns or so
 LONGEST_LABEL = 28
 LEAST_BAR = 20
 TICK_COLUMNS = 12
@@ -91,8 +92,8 @@ def bars_of(report: Report) -> list[Bar]:
     ranks = chapter.timeline.ranks
     if len(ranks) <= MOST_RANKS:
         return [Bar(_rank_label(chapter, rank), [shown_spans(chapter, rank)]) for rank in ranks]
-    worst = worst_first(chapter)
-    alone, others = worst[: MOST_BARS - 1], worst[MOST_BARS - 1 :]
+    worst = worst_first(chapter, max(1.0, LEAST_ODD * (report.end - report.begin)))[: MOST_BARS - 1]
+    alone, others = worst, [rank for rank in ranks if rank not in worst]
     bars = [Bar(_rank_label(chapter, rank), [shown_spans(chapter, rank)]) for rank in alone]
     return [*bars, Bar(f"{len(others)} other ranks", [shown_spans(chapter, rank) for rank in others])]
 
@@ -102,17 +103,18 @@ def _all_spans(chapter: Chapter) -> list[list[Span]]:
 
 
 def _rank_label(chapter: Chapter, rank: int) -> str:
-    """`5 n6`; `5 n2,n6` if another attempt was elsewhere."""
+    """`5 n6`; `5 n2,n6` if another attempt was elsewhere; `5! n6` if it failed, `5? n6` if it was lost."""
     hosts = dict.fromkeys(stay.host for stay in chapter.timeline.stays_of(rank) if stay.host)
     last = [stay for stay in chapter.timeline.stays_of(rank) if stay.state][-1:]
     marks = {protocol.RANK_FAILED: "!", protocol.RANK_BROKEN: "!", protocol.RANK_LOST: "?"}
-    mark = "".join(f" {marks[stay.state]}" for stay in last if stay.state in marks)
-    return f"{rank} {printable(','.join(hosts))}{mark}"
+    mark = "".join(marks[stay.state] for stay in last if stay.state in marks)
+    return f"{rank}{mark} {printable(','.join(hosts))}"
 
 
 def shown_spans(chapter: Chapter, rank: int) -> list[Span]:
     """A rank's spans; running time whose result was lost is told apart."""
-    lost = [span for pieces in chapter.pieces for span in pieces.recomputed]
+    has_marks = chapter.goodput.has_marks  # or nobody knows what was lost
+    lost = [span for pieces in chapter.pieces for span in pieces.recomputed] if has_marks else []
     found: list[Span] = []
     for span in chapter.timeline.spans_of(rank):
         found += _told_apart(span, lost) if span.phase == RUN and lost else [span]
@@ -129,8 +131,8 @@ def _told_apart(run: Span, lost: Sequence[Span]) -> list[Span]:
     return [span for span in (*found, Span(RUN, at, run.end)) if span.length_s > 0]
 
 
-def worst_first(chapter: Chapter) -> list[int]:
-    """The ranks: those that failed, those that were lost, then those that differ most from the median."""
+def worst_first(chapter: Chapter, least_s: float) -> list[int]:
+    """The ranks that failed, those that were lost, then those that differ by more than `least_s` from the median."""
     harm: dict[int, int] = {}
     odd_s: dict[int, float] = {}
     for attempt in chapter.timeline.attempts:
@@ -138,7 +140,8 @@ def worst_first(chapter: Chapter) -> list[int]:
             harm[stay.rank] = max(harm.get(stay.rank, 0), HARM.get(stay.state, 0))
         for rank, seconds in [*_oddness(attempt, SETUP), *_oddness(attempt, RUN)]:
             odd_s[rank] = max(odd_s.get(rank, 0.0), seconds)
-    return sorted(harm, key=lambda rank: (-harm[rank], -odd_s.get(rank, 0.0), rank))
+    found = [rank for rank in harm if harm[rank] or odd_s.get(rank, 0.0) >= least_s]
+    return sorted(found, key=lambda rank: (-harm[rank], -odd_s.get(rank, 0.0), rank))
 
 
 def _oddness(attempt: Attempt, phase: str) -> list[tuple[int, float]]:
@@ -244,7 +247,7 @@ QUEUE_ROW = "in the queue"
 
 def total_rows(goodput: Goodput) -> list[tuple[str, float]]:
     """What the machine time went into, and, beside it, the queue. Rows that are empty are left off."""
-    lost = "recomputed, if nothing was saved" if goodput.is_range else "recomputed"
+    lost = f"{REDONE}, if nothing was saved" if goodput.is_range else REDONE
     rows = [
         ("useful", goodput.useful_s), (lost, goodput.recomputed_s), ("checkpoints", goodput.checkpoint_s),
         ("setup", goodput.setup_s), ("waiting to start", goodput.waiting_s), ("barrier", goodput.barrier_s),

@@ -1,0 +1,650 @@
+"""`gangrun report`: from events to spans, sums, sentences and lines, without a cluster; and `gangrun checkpoint`."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from codegen.spec import SpecError
+from executor import protocol
+from executor.protocol import GangrunError, UsageError
+from gangrun import checkpoint, cli, estimate
+from gangrun.cluster import NotFound
+from gangrun.report import goodput, model, text
+from gangrun.report.data import to_json
+from gangrun.report.model import Part, Span, Stay
+from gangrun.report.page import page
+from gangrun.report.sentences import MOST_SENTENCES, sentences
+from gangrun.report.source import Report, of_path
+from gangrun.report.words import duration, percent, printable
+from tests.report_cases import HOSTILE, T0, Story, failed, report_of, two_attempts
+
+LOOK = text.Look(100)
+SUMS = ("useful_s", "recomputed_s", "checkpoint_s", "setup_s", "waiting_s", "barrier_s", "lost_s", "idle_s")
+ESCAPE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
+
+
+def shown(report: Report, look: text.Look = LOOK) -> str:
+    return "\n".join(text.lines(report, look))
+
+
+def phases(stay: Stay) -> list[tuple[str, float, float]]:
+    """With times after T0."""
+    return [(span.phase, round(span.begin - T0, 3), round(span.end - T0, 3)) for span in stay.spans]
+
+
+def is_sound(report: Report) -> None:
+    """What holds for every report, whatever it was made from."""
+    for chapter in report.chapters:
+        for attempt in chapter.timeline.attempts:
+            assert attempt.submitted <= attempt.granted <= attempt.begun <= attempt.ended
+            for stay in attempt.stays:
+                moments = [attempt.submitted, *(at for span in stay.spans for at in span[1:]), attempt.ended]
+                assert moments == sorted(moments), stay
+                assert all(span.length_s > 0 for span in stay.spans)
+        sums = chapter.goodput
+        whole = sum(getattr(sums, name) for name in SUMS)
+        assert whole == pytest.approx(sums.machine_s, abs=1e-3) or sums.idle_s == 0 and whole >= sums.machine_s - 1e-3
+        assert min(getattr(sums, name) for name in SUMS) >= 0
+        assert sums.share is None or 0 <= sums.share <= (sums.most_share or 0) + 1e-9
+
+
+# --- the timeline
+
+
+class TestTimeline:
+    def test_each_ranks_time_is_told_from_the_submission_to_the_end(self) -> None:
+        story = Story(2)
+        story.begin(40, queued_since=0)
+        at = story.setup(42, {0: 10, 1: 30}) + 0.5
+        story.go(at)
+        story.end(at + 100.5, protocol.SUCCEEDED, 0, ends={0: at + 90, 1: at + 100}, begun=at)
+        one, two = story.report().chapters[0].timeline.attempts[0].stays
+        queued, waits = ("queued", 0.0, 40.0), ("waiting", 40.0, 42.0)
+        assert phases(one) == [
+            queued, waits, ("setup", 42.0, 52.0), ("waiting", 52.0, 72.5), ("run", 72.5, 162.5),
+            ("barrier", 162.5, 173.0),
+        ]  # fmt: skip
+        assert phases(two) == [
+            queued, waits, ("setup", 42.0, 72.0), ("waiting", 72.0, 72.5), ("run", 72.5, 172.5),
+            ("barrier", 172.5, 173.0),
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("nodes", [1, 3, 64])
+    def test_a_second_attempt_is_queued_from_the_end_of_the_first(self, nodes: int) -> None:
+        report = two_attempts(nodes).report()
+        is_sound(report)
+        first, second = report.chapters[0].timeline.attempts
+        assert (second.submitted, second.granted) == (first.ended, T0 + 900)
+        assert (first.was_interrupted, second.was_interrupted) == (True, False)
+        assert (report.state, report.has_ended, report.goodput.queue_s) == ("SUCCEEDED", True, 40 + 260)
+
+    def test_a_job_that_runs_is_told_until_now(self) -> None:
+        story = Story(2)
+        story.begin(5, queued_since=0)
+        story.go(6)
+        report = story.report(now=66)
+        is_sound(report)
+        assert [phases(stay)[-1] for stay in report.chapters[0].timeline.attempts[0].stays] == [("run", 6.0, 66.0)] * 2
+        assert not report.has_ended and "so far" in shown(report)
+
+    def test_a_head_node_that_was_lost_ends_its_attempt_where_it_was_heard_of_last(self) -> None:
+        story = Story(2)
+        story.begin(5, queued_since=0)
+        story.go(6)
+        story.attempt = 1
+        story.say(400, protocol.EVENT_DRIVER_LOST, seen=T0 + 90)
+        story.begin(400, queued_since=0)
+        story.go(401)
+        story.end(500, protocol.SUCCEEDED, 0, begun=401)
+        report = story.report()
+        is_sound(report)
+        first = report.chapters[0].timeline.attempts[0]
+        assert (first.was_lost, first.ended) == (True, T0 + 90)
+        assert any("The head node was lost in attempt 0" in sentence for sentence in sentences(report))
+
+    def test_a_rank_that_left_no_word_ran_until_it_was_heard_of_last(self) -> None:
+        story = Story(2)
+        story.begin(5, queued_since=0)
+        story.go(6)
+        ends, states = {0: 100.0, 1: 60.0}, {1: (protocol.RANK_LOST, 125)}
+        story.end(100, protocol.FAILED, 125, ends=ends, begun=6, states=states, reason="a node was lost")
+        stay = story.report().chapters[0].timeline.attempts[0].stays[1]
+        assert phases(stay)[-2:] == [("run", 6.0, 60.0), ("lost", 60.0, 100.0)]
+
+    @pytest.mark.parametrize("skew_s", [-3000.0, -40.0, 40.0, 3000.0])
+    def test_a_clock_that_differs_makes_no_span_negative_and_is_told(self, skew_s: float) -> None:
+        story = Story(3)
+        story.begin(5, queued_since=0)
+        story.go(6, skew={1: skew_s})
+        told = [json.loads(line) for line in story.lines]
+        story.end(106, protocol.SUCCEEDED, 0, begun=6)
+        story.lines[len(told) :] = [moved(line, 1, skew_s) for line in story.lines[len(told) :]]
+        report = story.report()
+        is_sound(report)
+        stay = report.chapters[0].timeline.attempts[0].stays[1]
+        assert stay.run and stay.run.length_s == pytest.approx(100, abs=1)
+        assert stay.clock_s == pytest.approx(-skew_s, abs=1)  # what the order of the events demands, and no more
+        way = "ahead of" if skew_s > 0 else "behind"
+        assert any(f"The clock of n2 is {duration(abs(stay.clock_s))} {way}" in one for one in sentences(report))
+
+    def test_where_slurm_has_not_told_the_client_knows_when_it_was_submitted(self) -> None:
+        story = Story(1)
+        story.begin(50)
+        story.go(51)
+        attempt = model.build(story.part(now=60), T0 + 10).attempts[0]
+        assert (attempt.submitted, attempt.granted) == (T0 + 10, T0 + 50)
+
+
+def moved(line: str, rank: int, skew_s: float) -> str:
+    """An event as a node tells it whose clock differs."""
+    event = json.loads(line)
+    if event.get("rank") == rank:
+        event.update(started=T0 + 6 + skew_s, ended=event["ended"] + skew_s)
+    return json.dumps(event)
+
+
+class TestDamagedEvents:
+    LINES = (
+        "{", '{"time": 1', "[]", "null", '"state"', "\x00\x00\x00", "\ufffd\ufffd", "1" * 5000, "[" * 100000,
+        '{"time": NaN, "attempt": 0, "event": "state"}', '{"time": 1e400, "attempt": 0, "event": "state"}',
+        '{"time": -5, "attempt": 0, "event": "state"}', '{"time": 1, "attempt": "0", "event": "state"}',
+        '{"time": 1, "attempt": 0, "event": 7}', '{"time": 1, "attempt": 0, "event": "rank_ended", "rank": -1}',
+        '{"time": 1, "attempt": 0, "event": "rank_ended", "rank": 1e9}', '{"attempt": 0, "event": "state"}',
+    )  # fmt: skip
+
+    @pytest.mark.parametrize("line", LINES, ids=lambda line: line[:20])
+    def test_a_line_that_is_none_is_skipped_and_counted(self, line: str) -> None:
+        story = two_attempts(2)
+        good = shown(story.report())
+        story.lines.insert(7, line)
+        report = story.report()
+        is_empty = not line.strip("\x00")
+        assert report.skipped == (0 if is_empty else 1)
+        assert report.goodput == two_attempts(2).report().goodput
+        assert is_empty or "1 line of the records could not be read" in shown(report) != good
+
+    def test_a_file_that_is_cut_anywhere_still_makes_a_report(self) -> None:
+        part = two_attempts(2).part()
+        for size in range(1, len(part.events), 97):
+            report = report_of([part._replace(events=part.events[-size:])])
+            is_sound(report)
+            report = report_of([part._replace(events=part.events[:size])])
+            is_sound(report)
+            assert shown(report)
+
+    @pytest.mark.parametrize("seed", range(60))
+    def test_whatever_an_event_says_a_report_is_made(self, seed: int) -> None:
+        rng = random.Random(seed)
+        part = rng.choice([two_attempts(3), failed(3, 1, HOSTILE)]).part(now=2000)
+        lines = [spoilt(line, rng) for line in part.events.splitlines() for _ in range(rng.choice((0, 1, 1, 1, 1, 2)))]
+        rng.shuffle(lines) if seed % 5 == 0 else None
+        marks = "".join(
+            rng.choice(("x y z\n", f"{T0 + rng.uniform(-99, 2000)} {rng.randrange(900)} 5\n")) for _ in "1234"
+        )
+        status = json.dumps(rng.choice([{}, [], {"num_nodes": "3", "driver": 7, "tasks": 8}, {"num_nodes": 2}]))
+        found = part._replace(events="\n".join(lines), checkpoints=marks, status=status)
+        report = report_of([found])
+        is_sound(report)
+        assert shown(report) and page(report) and json.dumps(to_json(report), allow_nan=False)
+
+
+def spoilt(line: str, rng: random.Random) -> str:
+    """An event of which now and then a value is of another kind."""
+    event = json.loads(line)
+    values = ["", "n9", -1, 0, 3.5, T0 + 5e8, 1e300, 10**400, None, [], {}, True, HOSTILE, [[1]], T0 + 700]
+    for key in event:
+        if rng.random() < 0.03:
+            event[key] = rng.choice(values)
+    return json.dumps(event)[: rng.choice((None,) * 20 + (30,))]
+
+
+# --- goodput
+
+
+class TestGoodput:
+    def test_a_requeue_costs_what_came_after_the_last_checkpoint(self) -> None:
+        story = Story(2)
+        story.begin(10, queued_since=0)
+        story.go(10)
+        story.mark(40, 100, cost_s=5)
+        story.end(60, protocol.PENDING, 143, begun=10)
+        story.attempt = 1
+        story.begin(100, queued_since=60)
+        story.go(110)
+        story.end(150, protocol.SUCCEEDED, 0, begun=110)
+        found = story.report().goodput
+        assert (found.machine_s, found.queue_s, found.waiting_s) == (50 + 50, 10 + 40, 10)
+        assert (found.useful_s, found.checkpoint_s, found.recomputed_s) == (25 + 40, 5, 20)
+        assert (found.share, found.interruptions, found.is_range) == (0.65, 1, False)
+
+    def test_steps_that_a_mark_had_told_before_are_computed_again(self) -> None:
+        """The checkpoint at step 200 was of no use: the second attempt went on from step 100."""
+        story = Story(1)
+        story.begin(0)
+        story.go(0)
+        for at, step in ((100, 100), (200, 200)):
+            story.mark(at, step)
+        story.end(250, protocol.PENDING, 143)
+        story.attempt = 1
+        story.begin(300)
+        story.go(300)
+        story.mark(300, 100)
+        for at, step in ((400, 200), (500, 300)):
+            story.mark(at, step)
+        story.end(500, protocol.SUCCEEDED, 0, begun=300)
+        found = story.report().goodput
+        assert (found.useful_s, found.recomputed_s) == (200 + 100, 50 + 100)
+
+    def test_the_share_is_that_of_gangrun_estimate(self) -> None:
+        """Eight hours, a checkpoint each half hour that takes two minutes, three preemptions amid an interval."""
+        plan = estimate.Plan(8 * 3600.0, 1800.0, 120.0, 2400.0)
+        story, at, done = Story(4), 0.0, 0
+        for attempt, until in enumerate((4, 9, 13, 16)):
+            story.attempt = attempt
+            story.begin(at, queued_since=at)
+            story.go(at)
+            begun = at
+            for _ in range(until - done):
+                at += 1800 + 120
+                done += 1
+                story.mark(at, done, 120)
+            at += 900 if done < 16 else 0
+            story.end(at, protocol.PENDING if done < 16 else protocol.SUCCEEDED, 0, begun=begun)
+            at += 2400 if done < 16 else 0
+        found, expected = story.report().goodput, estimate.with_count(plan, 3)
+        assert (found.machine_s, found.queue_s) == (expected.machine_s, expected.wait_s)
+        assert found.share == pytest.approx(expected.useful)
+
+    def test_without_marks_nobody_knows_and_a_range_is_told(self) -> None:
+        story = two_attempts(2)
+        story.marks = []
+        report = story.report()
+        is_sound(report)
+        assert report.goodput.is_range and (report.goodput.share or 0) < (report.goodput.most_share or 0)
+        assert re.search(r"useful \d+ % to \d+ %", shown(report)) and "nobody knows how much" in shown(report)
+
+    def test_a_clean_run_without_marks_is_no_range(self) -> None:
+        story = Story(1)
+        story.begin(0)
+        story.go(10)
+        story.end(100, protocol.SUCCEEDED, 0, begun=10)
+        found = story.report().goodput
+        assert (found.useful_s, found.share, found.is_range) == (90, 0.9, False)
+
+    def test_lines_that_are_no_marks_are_skipped_and_counted(self) -> None:
+        told = f"{T0 + 1} 5\nnonsense\n{T0 + 2}\n{T0 + 3} nan\n{T0 + 4} 9 1.5 0 3\n{T0 + 5} -3\n\n{T0:.0f},5 1\n"
+        marks, skipped = goodput.read_marks(told)
+        assert ([mark.step for mark in marks], skipped) == ([1, 5, 9], 4)
+        story = two_attempts(1)
+        story.marks.insert(1, "17986 torn")
+        assert story.report().skipped == 1
+
+    @pytest.mark.parametrize(
+        "line, offset_s",
+        [
+            (f"{T0 + 60:.1f} saved step 40", 0.0),
+            ("2027-01-15 08:01:00 INFO saved step 40", 0.0),
+            ("2027-01-15 10:01:00,000 saved step 40", 7200.0),
+            ("2027-01-15T08:01:00.000Z saved step 40", 7200.0),
+            ("2027-01-15T03:01:00-05:00 saved step 40", 7200.0),
+        ],
+    )
+    def test_a_log_tells_marks_by_seconds_or_by_dates(self, line: str, offset_s: float) -> None:
+        pattern = goodput.compiled(r"^(?P<time>\S+( \d\S+)?).* saved step (?P<step>\d+)")
+        assert goodput.marks_in(["noise", line], pattern, offset_s) == [goodput.Mark(T0 + 60, 40)]
+
+    @pytest.mark.parametrize(
+        "pattern, words",
+        [("(", "use a regular expression"), ("saved", "no group time and no group step"), (r"(?P<time>\S+)", "step")],
+    )
+    def test_a_pattern_that_cannot_be_used_is_refused(self, pattern: str, words: str) -> None:
+        with pytest.raises(SpecError, match=f"^--checkpoint-pattern=.*{words}"):
+            goodput.compiled(pattern)
+
+    def test_a_pattern_that_meets_no_time_is_refused(self) -> None:
+        with pytest.raises(SpecError, match="its group time matches 'soon'"):
+            goodput.marks_in(["soon: step 4"], goodput.compiled(r"(?P<time>\w+): step (?P<step>\d+)"), 0.0)
+
+    def test_a_group_holds_its_allocation_while_its_tasks_come_and_go(self) -> None:
+        report = group()
+        is_sound(report)
+        assert [chapter.label for chapter in report.chapters] == ["server", "client"]
+        assert (report.goodput.machine_s, report.goodput.num_nodes) == (200, 3)
+        assert report.goodput.useful_s == pytest.approx((190 * 1 + 90 * 2) / 3)
+        assert report.goodput.idle_s == pytest.approx((10 + 2 * 110) / 3)
+
+
+def group(server: str = "server", state: str = protocol.SUCCEEDED) -> Report:
+    """A server on one node for 190 s of 200 s, a client on two for 90 s."""
+    whole = Story(3, "web-abcd2345")
+    whole.begin(0)
+    whole.state(0, protocol.RUNNING)
+    whole.state(200, state, exit_code=0, reason="")
+    parts = [whole.part(tasks=[{"name": server}, {"name": "client"}])]
+    for name, nodes, begin, end, how in ((server, 1, 5, 195, "CANCELLED"), ("client", 2, 50, 140, "SUCCEEDED")):
+        story = Story(nodes, f"web-abcd2345.{name}")
+        story.begin(begin)
+        story.go(begin)
+        story.end(end, how, 0, begun=begin)
+        parts.append(story.part())
+    return report_of(parts)
+
+
+# --- sentences
+
+
+class TestSentences:
+    def test_the_rank_with_the_slow_setup_is_named(self) -> None:
+        said = sentences(two_attempts(64, slow=5).report())
+        held = "Rank 5 on n6 held the others up for 41 s in attempt 0"
+        assert f"{held}: its setup took 2.8 times the median (1m 4s, not 23 s)." in said
+
+    def test_a_rank_that_started_late_is_named(self) -> None:
+        story = Story(4)
+        story.begin(0)
+        story.go(2, skew={3: 41.0})
+        story.end(400, protocol.SUCCEEDED, 0, begun=2)
+        story.lines = [line.replace(f'"started": {T0 + 2}', f'"started": {T0 + 43}') if '"rank": 3' in line else line
+                       for line in story.lines]  # fmt: skip
+        assert sentences(story.report())[0] == "Rank 3 on n4 started 41 s after the others."
+
+    def test_who_failed_first_comes_first(self) -> None:
+        said = sentences(failed(4, 2).report())
+        assert said[0] == (
+            "Rank 2 on n3 failed first, 5m after its script began (exit code 7); 3 other ranks were stopped for it."
+        )
+
+    def test_the_last_rank_at_the_barrier_is_named(self) -> None:
+        story = Story(4)
+        story.begin(0)
+        story.go(1)
+        story.end(500, protocol.SUCCEEDED, 0, ends={0: 499, 1: 300, 2: 301, 3: 302}, begun=1)
+        assert sentences(story.report())[0].startswith("Rank 0 on n1 was the last to end: half of the ranks waited")
+
+    def test_costly_checkpoints_are_told(self) -> None:
+        story = Story(2)
+        story.begin(0)
+        story.go(0)
+        for number in range(1, 10):
+            story.mark(number * 100, number, 30)
+        story.end(910, protocol.SUCCEEDED, 0)
+        assert "9 checkpoints took 30 % of the running time, 30 s each" in sentences(story.report())[0]
+
+    def test_work_that_is_not_saved_yet_is_told(self) -> None:
+        story = Story(2)
+        story.begin(0)
+        story.go(0)
+        story.mark(100, 5)
+        assert "1m 40s of work is not in a checkpoint yet." in sentences(story.report(now=200))
+
+    def test_a_run_without_trouble_says_so(self) -> None:
+        story = Story(2)
+        story.begin(0)
+        story.go(1)
+        story.end(500, protocol.SUCCEEDED, 0, begun=1)
+        assert sentences(story.report()) == ["Nothing stands out: the scripts had 99.8 % of the machine time."]
+
+    def test_a_heavier_finding_comes_before_a_lighter_one(self) -> None:
+        """One rank is slow in setup, another at the end: whoever cost more is named first."""
+
+        def said(setup_s: float, end_s: float) -> list[str]:
+            story = Story(4)
+            story.begin(0)
+            at = story.setup(0, {0: 10, 1: 10, 2: 10 + setup_s, 3: 10})
+            story.go(at)
+            story.end(at + 900 + end_s, protocol.SUCCEEDED, 0, ends={0: at + 900 + end_s}, begun=at)
+            ends = {0: at + 900 + end_s, **dict.fromkeys((1, 2, 3), at + 900.0)}
+            story.lines = story.lines[: -2 - 4]
+            story.end(at + 900 + end_s, protocol.SUCCEEDED, 0, ends=ends, begun=at)
+            return sentences(story.report())[:2]
+
+        assert said(200, 50)[0].startswith("Rank 2 on n3 held the others up")
+        assert said(50, 200)[0].startswith("Rank 0 on n1 was the last to end")
+
+    @pytest.mark.parametrize("nodes", [1, 64, 1000])
+    def test_there_are_at_most_three(self, nodes: int) -> None:
+        assert 1 <= len(sentences(two_attempts(nodes).report())) <= MOST_SENTENCES
+
+
+# --- lines for a terminal
+
+
+class TestText:
+    @pytest.mark.parametrize("nodes", [1, 16, 64, 1000])
+    @pytest.mark.parametrize("width", [40, 80, 200])
+    def test_a_timeline_fits_its_terminal(self, nodes: int, width: int) -> None:
+        chart = chart_of(two_attempts(nodes, slow=nodes // 2).report(), text.Look(width))
+        assert all(len(line) <= max(width, 50) for line in chart[:-1]) and len(chart) < 22
+
+    def test_many_ranks_are_put_together_and_the_odd_ones_stand_alone(self) -> None:
+        chart = chart_of(two_attempts(1000, slow=700).report())
+        assert [line.split("  ")[0] for line in chart[1:3]] == ["700 n701", "999 other ranks"]
+
+    def test_of_many_ranks_the_one_that_failed_is_first(self) -> None:
+        assert chart_of(failed(1000, 321).report())[1].startswith("321! n322")
+
+    def test_each_column_shows_what_was_done_in_most_of_it(self) -> None:
+        rows = [[Span("setup", 0, 30), Span("run", 30, 100)], [Span("setup", 0, 20), Span("run", 20, 100)]]
+        assert text.cells(rows, 0, 100, 10) == ["setup"] * 3 + ["run"] * 7
+        assert text.cells([[Span("run", 50, 100)]], 0, 100, 4) == [None, None, "run", "run"]
+
+    def test_lost_work_is_told_apart_where_checkpoints_are_known(self) -> None:
+        story = two_attempts(2)
+        assert "▚" in chart_of(story.report())[1]
+        story.marks = []
+        assert "▚" not in shown(story.report())
+
+    def test_a_plain_terminal_gets_plain_signs(self) -> None:
+        for report in (two_attempts(3).report(), failed(20, 3).report(), group()):
+            assert "\n".join(text.lines(report, text.Look(90, is_ascii=True))).isascii()
+
+    def test_colours_add_nothing_but_colours(self) -> None:
+        report = two_attempts(3).report()
+        painted = text.lines(report, text.Look(90, paint=lambda words, colour: f"\x1b[1m{words}\x1b[0m"))
+        assert re.sub(r"\x1b\[\dm", "", "\n".join(painted)) == shown(report, text.Look(90))
+
+    def test_a_hostile_name_neither_moves_the_cursor_nor_turns_the_line(self) -> None:
+        story = failed(3, 1, HOSTILE, name="x\x1b]0;gotcha\x07y\n\rz")
+        report = story.report()
+        assert not ESCAPE.search(shown(report)) and "alert(1)" in shown(report)
+        assert not ESCAPE.search(shown(group("a\x1b[2Jb\u202e")))
+
+    def test_a_group_has_a_bar_for_each_task(self) -> None:
+        chart = chart_of(group())
+        assert [line.split()[0] for line in chart[1:3]] == ["server", "client"]
+        assert "2 tasks, 3 nodes, 1 attempt" in shown(group())
+
+    def test_a_thousand_ranks_take_a_moment(self) -> None:
+        began = time.process_time()
+        report = two_attempts(1000).report()
+        assert shown(report) and page(report)
+        assert time.process_time() - began < 5
+
+    @pytest.mark.parametrize(
+        "seconds, words",
+        [
+            (0, "0.00 s"), (0.994, "0.99 s"), (9.94, "9.9 s"), (41, "41 s"), (200, "3m 20s"), (7500, "2h 5m"),
+            (97200, "1d 3h"),
+        ],
+    )  # fmt: skip
+    def test_durations_are_short(self, seconds: float, words: str) -> None:
+        assert duration(seconds) == words
+
+    def test_all_is_only_all(self) -> None:
+        assert [percent(share) for share in (1.0, 0.9999, 0.86, 0.004)] == ["100 %", "99.9 %", "86 %", "0.4 %"]
+
+    def test_what_is_printable_keeps_its_words(self) -> None:
+        assert printable("a\x1b[31mb\x1b[0m\tc\u202ed  é") == "ab c d é"
+
+
+def chart_of(report: Report, look: text.Look = LOOK) -> list[str]:
+    """The lines between the title and the totals: the axis first, the legend last."""
+    lines = text.lines(report, look)
+    return lines[2 : lines.index("", 2)]
+
+
+# --- the verb, on files that are here
+
+
+def gangrun(*args: str) -> Any:
+    return CliRunner().invoke(cli.cli, args, standalone_mode=False)
+
+
+@pytest.fixture
+def job_directory(tmp_path: Path) -> Path:
+    return write_job(two_attempts(3, slow=1).part(), tmp_path / "4711" / "train")
+
+
+def write_job(part: Part, directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    names = {protocol.STATUS_NAME: part.status, protocol.EVENTS_NAME: part.events}
+    for name, content in {**names, protocol.CHECKPOINTS_NAME: part.checkpoints}.items():
+        (directory / name).write_text(content)
+    return directory
+
+
+class TestVerb:
+    def test_a_directory_is_reported(self, job_directory: Path) -> None:
+        done = gangrun("report", str(job_directory))
+        assert done.exit_code == 0 and "train (job 4711) SUCCEEDED: 3 nodes, 2 attempts, 24m 46s" in done.output
+
+    def test_an_events_file_alone_is_reported(self, job_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(job_directory)
+        done = gangrun("report", protocol.EVENTS_NAME)
+        assert done.exit_code == 0 and "SUCCEEDED: 3 nodes, 2 attempts, 24m 46s" in done.output
+
+    def test_json_has_all_of_it_and_nothing_else_is_printed(self, job_directory: Path) -> None:
+        found = json.loads(gangrun("report", str(job_directory), "--json").output)
+        assert (found["state"], found["goodput"]["interruptions"], len(found["tasks"][0]["checkpoints"])) == (
+            "SUCCEEDED", 1, 8,
+        )  # fmt: skip
+        ranks = found["tasks"][0]["attempts"][0]["ranks"]
+        assert ranks[1]["spans"][0] == {"phase": "queued", "begin": T0, "end": T0 + 40}
+
+    def test_a_page_is_written(self, job_directory: Path, tmp_path: Path) -> None:
+        done = gangrun("report", str(job_directory), "--html", str(tmp_path / "page.html"))
+        assert (done.exit_code, done.output) == (0, "")
+        assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+    def test_checkpoints_are_found_in_rank_0s_log(self, job_directory: Path, tmp_path: Path) -> None:
+        (job_directory / protocol.CHECKPOINTS_NAME).unlink()
+        status = json.loads((job_directory / protocol.STATUS_NAME).read_text())
+        logs = tmp_path / "my [logs]"
+        logs.mkdir()
+        (logs / "0-head.log").write_text(f"hello\n{T0 + 300:.0f} saved 7\n{T0 + 400:.0f} saved 9\n")
+        ranks = [{"log": "0-head.log", "state": "done"}]
+        (job_directory / protocol.STATUS_NAME).write_text(json.dumps({**status, "log_dir": str(logs), "ranks": ranks}))
+        pattern = r"(?P<time>\S+) saved (?P<step>\d+)"
+        found = json.loads(gangrun("report", str(job_directory), "--json", "--checkpoint-pattern", pattern).output)
+        assert [mark["step"] for mark in found["tasks"][0]["checkpoints"]] == [7, 9]
+
+    @pytest.mark.parametrize(
+        "make, words",
+        [
+            (lambda path: "no/such/file", "no such file or directory"),
+            (lambda path: str(path), "no events are there"),
+            (lambda path: str(empty_file(path)), "no events are there"),
+        ],
+    )
+    def test_a_path_without_events_is_refused(self, make: Callable[[Path], str], words: str, tmp_path: Path) -> None:
+        done = gangrun("report", make(tmp_path))
+        assert isinstance(done.exception, GangrunError) and words in str(done.exception)
+        assert done.exception.exit_code in (protocol.EXIT_USAGE, NotFound.exit_code)
+
+    def test_a_page_that_cannot_be_written_is_told(self, job_directory: Path) -> None:
+        done = gangrun("report", str(job_directory), "--html", "/no/such/place.html")
+        assert isinstance(done.exception, SpecError) and "--html=" in str(done.exception)
+
+    def test_a_task_of_a_job_that_is_no_group_is_refused(self, job_directory: Path) -> None:
+        done = gangrun("report", str(job_directory), "server")
+        assert "it is not a group" in str(done.exception)
+
+    def test_logs_of_failed_ranks_are_read_from_names_that_are_logs_only(self, tmp_path: Path) -> None:
+        story = failed(2, 1)
+        logs = tmp_path / "logs"
+        logs.mkdir()
+        (logs / "1-worker1.log").write_text("x\n" * 5000 + "boom\n")
+        (tmp_path / "secret").write_text("s3cr3t")
+        ranks = [{"log": "1-worker1.log", "state": "failed"}, {"log": "../secret", "state": "failed"}]
+        write_job(story.part(log_dir=str(logs), ranks=ranks), tmp_path / "job")
+        found = of_path(str(tmp_path / "job"), None)
+        assert list(found.chapters[0].tails) == ["1-worker1.log"]
+        assert found.chapters[0].tails["1-worker1.log"].endswith("boom\n")
+
+
+def empty_file(folder: Path) -> Path:
+    path = folder / "events"
+    path.write_text("\n")
+    return path
+
+
+# --- gangrun checkpoint
+
+
+class TestCheckpoint:
+    ENVIRON = {protocol.ENV_ATTEMPT: "2", protocol.ENV_NODE_RANK: "3"}
+
+    def environ(self, path: Path) -> dict[str, str]:
+        return {**self.ENVIRON, protocol.ENV_CHECKPOINTS: str(path)}
+
+    def test_a_mark_is_one_line_that_the_report_reads(self, tmp_path: Path) -> None:
+        path = tmp_path / "checkpoints"
+        checkpoint.note("1200", "12.5", self.environ(path))
+        checkpoint.note("1300", None, self.environ(path))
+        (one, two), skipped = goodput.read_marks(path.read_text())
+        assert (one.step, one.cost_s, one.attempt, two.step, two.cost_s, skipped) == (1200, 12.5, 2, 1300, 0, 0)
+        assert abs(one.time - time.time()) < 5 and path.read_text().split()[4] == "3"
+
+    @pytest.mark.parametrize(
+        "step, cost", [("x", None), ("-1", None), ("nan", None), ("1e16", None), ("1", "soon"), ("1_0", "1")]
+    )
+    def test_what_is_no_number_is_refused(self, step: str, cost: str | None, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="use a number"):
+            checkpoint.note(step, cost, self.environ(tmp_path / "file"))
+        assert not (tmp_path / "file").exists()
+
+    def test_outside_of_a_job_it_says_so(self) -> None:
+        with pytest.raises(UsageError, match="this is no part of a job"):
+            checkpoint.note("1", None, {})
+
+    def test_a_full_disk_is_told(self) -> None:
+        with pytest.raises(GangrunError, match="No space left on device"):
+            checkpoint.note("1", None, self.environ(Path("/dev/full")))
+
+    def test_many_ranks_may_call_it_at_once(self, tmp_path: Path) -> None:
+        path = tmp_path / "checkpoints"
+        code = "import os, sys; from gangrun.checkpoint import note\nfor step in range(200): note(str(step), '1')"
+        ranks = [subprocess.Popen([sys.executable, "-c", code], env=self.environ(path)) for _ in range(4)]
+        assert [rank.wait(60) for rank in ranks] == [0] * 4
+        marks, skipped = goodput.read_marks(path.read_text())
+        assert (len(marks), skipped) == (800, 0)
+
+    def test_it_is_as_cheap_as_a_start_of_python_can_be(self, tmp_path: Path) -> None:
+        """A script waits for it: nothing heavy is loaded."""
+        code = (
+            "import sys; from gangrun import cli\ntry: cli.cli(['checkpoint', '5'], standalone_mode=False)\n"
+            "except SystemExit: pass\nprint(*sys.modules)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=self.environ(tmp_path / "f"), capture_output=True, text=True
+        )
+        heavy = {"jinja2", "yaml", "rich", "codegen", "dataclasses", "subprocess", "asyncio", "gangrun.report"}
+        assert done.returncode == 0 and (tmp_path / "f").exists(), done.stderr
+        assert set(done.stdout.split()) & heavy == set()
+
+    def test_the_clock_of_a_script_that_is_off_a_little_loses_no_mark(self) -> None:
+        story = two_attempts(1)
+        story.marks = [f"{T0 + 102} 1"]
+        assert math.isfinite(story.report().goodput.useful_s) and story.report().goodput.marks == 1
