@@ -17,14 +17,29 @@ if TYPE_CHECKING:
     from gangrun.cluster import Cluster, Job, wait
     from gangrun.group import Group, Node, Ready
     from gangrun.inside import join
+    from gangrun.ray_cluster import RayCluster
     from gangrun.records import Run
     from gangrun.task import Slurm, Task
 
-__all__ = ["Cluster", "Group", "Job", "Node", "Ready", "Resources", "Run", "Slurm", "Task", "join", "wait"]
+__all__ = [
+    "Cluster",
+    "Group",
+    "Job",
+    "Node",
+    "RayCluster",
+    "Ready",
+    "Resources",
+    "Run",
+    "Slurm",
+    "Task",
+    "join",
+    "wait",
+]
 HOMES = {
     "Cluster": "gangrun.cluster",
     "Group": "gangrun.group",
     "Job": "gangrun.cluster",
+    "RayCluster": "gangrun.ray_cluster",
     "Node": "gangrun.group",
     "Ready": "gangrun.group",
     "join": "gangrun.inside",

@@ -45,7 +45,8 @@ def cancel(
     for job in open_jobs:
         run = job.run
         if not run.is_final:
-            say(f"{run.run}: Slurm has not ended job {run.job_name} ({run.detail or run.state}); a node may hang")
+            how_it_is = run.detail or run.state
+            say(f"{run.run}: {job.cluster.scheduler} has not ended job {run.job_name} ({how_it_is}); a node may hang")
     return [job.run for job in jobs]
 
 
@@ -74,7 +75,7 @@ def _ask(
         jobs = [job for job in jobs if job.run_id in refusals and not job.status().is_final]
         if not jobs or again_s is None:
             return
-        say(f"{jobs[0].run_id}: scancel says {refusals[jobs[0].run_id]}; asking again")
+        say(f"{jobs[0].run_id}: {jobs[0].cluster.scheduler} says {refusals[jobs[0].run_id]}; asking again")
         sleep(again_s)
 
 

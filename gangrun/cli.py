@@ -14,7 +14,10 @@ from executor import protocol
 from executor.protocol import GangrunError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-HOST_HELP = "An alias of ~/.ssh/config, or `local` (default: default_host of the settings, else this machine)."
+HOST_HELP = (
+    "An alias of ~/.ssh/config, `local`, or a Ray dashboard's URL (default: default_host of the settings, else this "
+    "machine)."
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -69,6 +72,7 @@ request_options = options(
 @cli.command()
 @task_file
 @host_option
+@click.option("--ray", metavar="URL", help="A Ray cluster, by its dashboard: http://127.0.0.1:8265.")
 @request_options
 @click.option("--force", is_flag=True, help="Although a run of this name is in flight.")
 @click.option("--dry-run", is_flag=True, help="Show what would be sent, and where each value comes from.")
@@ -82,6 +86,7 @@ def launch(task_file: str, host: str | None, as_json: bool, **how: Any) -> NoRet
     Inside a task of a running group it joins the group instead, on free nodes of the same allocation.
 
     The last commit of its workdir travels; what you edit afterwards never reaches the job. Ctrl-C leaves it running.
+    With --ray it is a job of a Ray cluster.
 
     Example:  gangrun launch train.yaml --host lab --gpus h100:8 --time 4h
     """

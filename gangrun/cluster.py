@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -18,10 +18,15 @@ from executor import protocol
 from gangrun import group_plan, launch, settings, snapshot, states
 from gangrun.agent import OUTPUT
 from gangrun.group import Group
+from gangrun.launch import Plan
 from gangrun.news import Seen, adopted, news_of, poll_request
 from gangrun.records import Poll, Records, Run, is_selector, state_directory
 from gangrun.remote import LOCAL, Host, LoginNeeded, RemoteError, Unreachable, open_host
 from gangrun.task import Task
+
+if TYPE_CHECKING:
+    from gangrun.check import Finding
+    from gangrun.explain.reasons import Explanation
 
 LEAST_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 30.0
@@ -33,7 +38,7 @@ POLL_LOCK_TIMEOUT_S = 120.0
 class Intent(NamedTuple):
     """A launch before it is sent. `snapshots` are by work directory, `missing` those that the host lacks."""
 
-    plan: launch.Plan
+    plan: Plan
     request: settings.Request
     snapshots: Mapping[str, snapshot.Snapshot]
     missing: Sequence[snapshot.Snapshot]
@@ -46,15 +51,22 @@ class Cluster:
     none of these is.
     """
 
+    scheduler = "Slurm"
+
     def __init__(
         self, host: str | None = None, *, config: settings.Settings | None = None, records: Records | None = None
     ) -> None:
         self.settings = config or settings.load(os.environ)
         self.name = host or self.settings.default_host or _this_machine(self.settings)
         self.host_settings = self.settings.hosts.get(self.name, settings.HostSettings())
-        self.host: Host = open_host(self.name, self.host_settings.python)
+        self.host: Host = self._open()
         self.records = records or Records.of_user()
         self.root = self.host_settings.workdir or settings.DEFAULT_WORKDIR
+
+    def _open(self) -> Host:
+        if is_ray(self.name):
+            raise SpecError(f"host={self.name!r}: is a Ray cluster; use gangrun.RayCluster")
+        return open_host(self.name, self.host_settings.python)
 
     # --- launching
 
@@ -131,7 +143,7 @@ class Cluster:
         run = intent.plan.run
         words = f"it is not known whether run {run} was submitted; `gangrun queue` finds out"
         try:
-            job, cluster = launch.submit(self.host, root, intent.plan, say)
+            job, cluster = self._send(root, intent.plan, say)
         except (Unreachable, LoginNeeded) as error:
             raise type(error)(f"{error}; {words}") from error
         except RemoteError:
@@ -143,6 +155,9 @@ class Cluster:
         # Who looked meanwhile may have given the run up.
         fresh = {"state": protocol.PENDING, "is_final": False, "reason": "", "ended": None}
         self.records.change(run, job=job, cluster=cluster, **fresh)
+
+    def _send(self, root: str, plan: Plan, say: Callable[[str], None]) -> tuple[str, str | None]:
+        return launch.submit(self.host, root, plan, say)
 
     def _snapshot(self, workdir: str, dirty: bool, say: Callable[[str], None]) -> snapshot.Snapshot:
         taken = snapshot.take(os.path.expanduser(workdir), str(state_directory() / "snapshots"), dirty=dirty)
@@ -164,36 +179,46 @@ class Cluster:
             raise NotFound(f"job={word!r}: no run of that id or name on {self.name}; `gangrun queue -a` lists them")
         return Job(self, found[0].run)
 
-    def refresh(self, max_age_s: float = 0.0) -> None:
+    def refresh(self, max_age_s: float = 0.0, watch: Mapping[str, Any] | None = None) -> list[Mapping[str, Any]]:
         """Ask the cluster about all runs in flight, in one call for all processes of this user here.
 
-        A host is never asked more often than its `poll_interval`. Raises Unreachable, LoginNeeded.
+        A host is never asked more often than its `poll_interval`. `watch`: a request of `top`, which goes with the same
+        call; returns its answers, none if the host was asked a moment ago. Raises Unreachable, LoginNeeded.
         """
-        least_s = max(max_age_s, self.host_settings.poll_interval or 0.0, LEAST_INTERVAL_S)
         with contextlib.suppress(Timeout), FileLock(str(self._lock_path()), timeout=POLL_LOCK_TIMEOUT_S):
             before = self.records.poll_of(self.name)
-            if abs(time.time() - before.polled) < least_s:
+            if abs(time.time() - before.polled) < max(max_age_s, self.least_interval_s):
                 if before.error:
                     raise Unreachable(before.error)
-                return
-            self._poll(before)
+                return []
+            return self._poll(before, {} if watch is None else {"watch": watch})
+        return []
+
+    @property
+    def least_interval_s(self) -> float:
+        """The host is not asked again before that."""
+        return max(self.host_settings.poll_interval or 0.0, LEAST_INTERVAL_S)
 
     def _lock_path(self) -> Path:
         return self.records.path.parent / f"poll-{hashlib.sha256(self.name.encode()).hexdigest()[:12]}.lock"
 
-    def _poll(self, before: Poll) -> None:
+    def _poll(self, before: Poll, besides: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         recent = time.time() - REOPENED_S
         is_open = f"(NOT is_final OR (state = '{states.LOST}' AND ended > {recent}))"
         by_root: dict[str, list[Run]] = {}
         for run in self.records.all(self.name, is_open):
             by_root.setdefault(run.root, []).append(run)
+        watched = []
         try:
             for root, runs in by_root.items():
-                self._take_in(runs, self.host.call("poll", **poll_request(root, runs)))
+                answer = self.host.call("poll", **poll_request(root, runs), **besides)
+                self._take_in(runs, answer)
+                watched.append(answer.get("watched", {}))
         except RemoteError as error:
             self.records.polled(self.name, Poll(time.time(), str(error)))
             raise
         self.records.polled(self.name, Poll(time.time()))
+        return watched
 
     def _take_in(self, runs: Sequence[Run], answer: Mapping[str, Any]) -> None:
         seen = Seen.of(answer)
@@ -216,6 +241,36 @@ class Cluster:
         if new:
             self.records.polled(self.name, Poll())  # the next look asks the cluster about them
         return [Job(self, run.run) for run in new]
+
+    # --- why, and what is there
+
+    def explain(self, job: Job, run: Run) -> Explanation:
+        """Why a run waits, how it runs, or why it ended."""
+        from gangrun.explain.ask import explain_job
+
+        return explain_job(job, run)
+
+    def check(self, deep: bool, say: Callable[[str], None]) -> list[Finding]:
+        """What the host has and lacks, and what that costs."""
+        from gangrun.check import check
+
+        return check(self, deep, say)
+
+
+def is_ray(name: str | None) -> bool:
+    """Whether the name of a host is the address of a Ray cluster."""
+    return name is not None and name.startswith(("http://", "https://"))
+
+
+def open_cluster(host: str | None = None, *, records: Records | None = None) -> Cluster:
+    """Slurm's or Ray's, whichever the name means; without one, that of the settings or this machine."""
+    config = settings.load(os.environ)
+    name = host or config.default_host
+    if name is not None and is_ray(name):
+        from gangrun.ray_cluster import RayCluster
+
+        return RayCluster(name, config=config, records=records)
+    return Cluster(name, config=config, records=records)
 
 
 class Job:

@@ -11,7 +11,7 @@ import click
 
 from codegen.spec import SpecError
 from gangrun import states
-from gangrun.cluster import Cluster, Job, NotFound
+from gangrun.cluster import Cluster, Job, NotFound, open_cluster
 from gangrun.records import Records, Run
 
 
@@ -27,7 +27,7 @@ def jobs_named(words: Sequence[str], host: str | None) -> list[Job]:
             raise NotFound(f"job={word!r}: no run of that id or name is recorded here; `gangrun queue -a` lists them")
         for run in runs:
             if run.host not in clusters:
-                clusters[run.host] = Cluster(run.host, records=records)
+                clusters[run.host] = open_cluster(run.host, records=records)
             found[run.run] = Job(clusters[run.host], run.run)
     return list(found.values())
 

@@ -15,7 +15,7 @@ from executor import protocol
 from gangrun import show, states
 from gangrun.agent import OUTPUT
 from gangrun.cli import assignments
-from gangrun.cluster import Cluster, Intent
+from gangrun.cluster import Cluster, Intent, open_cluster
 from gangrun.group import Group, is_group_file
 from gangrun.show import say
 from gangrun.task import Task
@@ -32,15 +32,16 @@ def launch(
     force: bool,
     detach: bool,
     dirty: bool,
+    ray: str | None,
     job_group: str | None,
     no_job_group: bool,
     **how: Any,
 ) -> int:
     work, flags = _work(path, how)
     if not no_job_group and _joins(job_group):
-        _refuse_for_members({"host": host, "dry_run": dry_run, "force": force, "dirty": dirty, **flags})
+        _refuse_for_members({"host": host, "ray": ray, "dry_run": dry_run, "force": force, "dirty": dirty, **flags})
         return _join(work, detach, as_json)
-    cluster = Cluster(host)
+    cluster = _cluster(host, ray)
     if dry_run:
         return _show_intent(work, cluster.plan(work, dirty=dirty, say=say, **flags), as_json)
     job = cluster.launch(work, dirty=dirty, force=force, say=say, **flags)
@@ -53,6 +54,16 @@ def launch(
         next_commands(run)
         return 0
     return follow_job(job, OUTPUT, None)
+
+
+def _cluster(host: str | None, ray: str | None) -> Cluster:
+    if ray is None:
+        return open_cluster(host)
+    if host is not None:
+        raise SpecError(f"--ray={ray!r}: --host={host!r} names another cluster; leave one of them out")
+    from gangrun.ray_api import checked_address
+
+    return open_cluster(checked_address(ray, "--ray"))
 
 
 def _joins(wanted: str | None) -> bool:

@@ -8,19 +8,17 @@ import click
 
 from executor import protocol
 from gangrun import show
-from gangrun.cluster import Cluster
+from gangrun.cluster import open_cluster
 from gangrun.requests import parse_duration
 from gangrun.show import say
 from gangrun.verbs.common import jobs_named
 
 
 def explain(word: str, host: str | None, as_json: bool) -> int:
-    from gangrun.explain.ask import explain_job
-
     answers = []
     for job in jobs_named([word], host):
         run = job.status()
-        found = explain_job(job, run)
+        found = job.cluster.explain(job, run)
         answers.append({"run": run.run, "state": run.state, **found.to_json()})
         if as_json:
             continue
@@ -35,9 +33,7 @@ def explain(word: str, host: str | None, as_json: bool) -> int:
 
 
 def check(host: str | None, deep: bool, as_json: bool) -> int:
-    from gangrun.check import check as look
-
-    findings = look(Cluster(host), deep, say)
+    findings = open_cluster(host).check(deep, say)
     if as_json:
         show.print_json([finding._asdict() for finding in findings])
     for finding in findings if not as_json else []:
@@ -49,7 +45,7 @@ def check(host: str | None, deep: bool, as_json: bool) -> int:
 def gc(host: str | None, older_than: str, yes: bool, as_json: bool) -> int:
     from gangrun.gc import collect, remove
 
-    cluster = Cluster(host)
+    cluster = open_cluster(host)
     entries = collect(cluster, float(parse_duration(older_than, "--older-than")))
     if as_json:
         show.print_json([entry._asdict() for entry in entries])

@@ -13,7 +13,7 @@ import click
 from codegen.spec import SpecError
 from executor import protocol
 from gangrun import show, states
-from gangrun.cluster import Cluster, Job, as_they_end
+from gangrun.cluster import Job, as_they_end, open_cluster
 from gangrun.records import Records, Run
 from gangrun.remote import RemoteError
 from gangrun.requests import parse_duration
@@ -25,7 +25,7 @@ WATCH_S = 5.0
 
 def queue(host: str | None, include_ended: bool, watch: bool, adopt: bool, as_json: bool) -> int:
     if adopt:
-        found = Cluster(host).adopt()
+        found = open_cluster(host).adopt()
         say(f"{len(found)} run(s) found that were not recorded here")
     while True:
         runs = _queued(host, include_ended)
@@ -42,7 +42,7 @@ def _queued(host: str | None, include_ended: bool) -> list[Run]:
     names = [host] if host else sorted({run.host for run in records.in_flight()})
     for name in names:
         try:
-            Cluster(name, records=records).refresh()
+            open_cluster(name, records=records).refresh()
         except RemoteError as error:
             say(f"{error}. What follows is what was seen last")
     return records.all(host) if include_ended else records.in_flight(host)
