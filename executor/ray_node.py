@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-from executor import protocol
+from executor import memory, protocol
 from executor.gang import Patience, make_records, poll_interval_s
 from executor.lazyshell import shell_functions
 from executor.loop import Arrival, Loop, Timer
@@ -42,7 +42,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 LEFT_TO_THE_SCRIPT = (signal.SIGUSR1, signal.SIGUSR2)
 OBJECT_STORE_SHARE = 0.3  # of the memory, as Ray's own default is
 SHARED_MEMORY, SHARED_MEMORY_SHARE = "/dev/shm", 0.95
-NO_LIMIT_BYTES = 1 << 60
 ADDRESS, USAGE = "RAY_ADDRESS", "RAY_USAGE_STATS_ENABLED"
 AUTH_MODE, AUTH_TOKEN, TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "token"
 
@@ -194,9 +193,9 @@ class RayNode:
 
     def _spawn_script(self) -> int:
         environ = {**shell_functions(self._script, self._environ), **self._environ}
-        memory = memory_file("script")
-        write_all(memory, self._script)
-        words = ["bash", *self._description["bash_options"], "/proc/%d/fd/%d" % (os.getpid(), memory)]
+        file = memory_file("script")
+        write_all(file, self._script)
+        words = ["bash", *self._description["bash_options"], "/proc/%d/fd/%d" % (os.getpid(), file)]
         return spawn(words, environ, is_apart=False)
 
     def _follow(self) -> int:
@@ -363,32 +362,12 @@ def _free_ports(address: str, count: int) -> list[int]:
 
 def _memory_options() -> list[str]:
     """What the job may use, where Slurm limits it; Ray by itself takes its shares of the whole machine."""
-    limit = _memory_limit()
+    limit = memory.limit_bytes()
     if limit is None:
         return []
     shared = os.statvfs(SHARED_MEMORY)
     store = int(min(limit * OBJECT_STORE_SHARE, shared.f_bavail * shared.f_frsize * SHARED_MEMORY_SHARE))
     return ["--object-store-memory=%d" % store, "--memory=%d" % (limit - store)]
-
-
-def _memory_limit() -> int | None:
-    """The lowest limit of this process's cgroup and those above it, in bytes (cgroups(7), versions 1 and 2)."""
-    found: list[int] = []
-    for line in (read_text("/proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root, name = ("/sys/fs/cgroup", "memory.max")
-        if controllers:
-            root, name = ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
-        while path.strip("/"):
-            try:
-                found.append(int(read_bytes(f"{root}{path}/{name}")))
-            except (OSError, ValueError):  # none here, or `max`
-                pass
-            path = os.path.dirname(path)
-    limit = min(found, default=NO_LIMIT_BYTES)
-    return limit if limit < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") else None
 
 
 def _children() -> list[tuple[int, str]]:

@@ -9,13 +9,14 @@ import fcntl
 import json
 import os
 import sys
+import time
 
 from executor import protocol
-from executor.gang import Gang, say
+from executor.gang import Gang, poll_interval_s, say
 from executor.options import Options
 from executor.process import prepared
 from executor.protocol import GangrunError, UsageError
-from executor.shared import SignalFile, read_record
+from executor.shared import SignalFile, read_record, write_record
 
 TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ BASES = ("RAY_TMPDIR", "TMPDIR")
 LAST_BASE = "/tmp"
 SESSION, LOGS, KEPT_LOGS, START_OUTPUT = "session_latest", "logs", "ray", "ray-start.out"
 KEPT_BYTES_A_FILE, KEPT_BYTES = 1 << 20, 64 << 20
+FAREWELL_S, FAREWELL_LOOK_S = 10.0, 0.1
 
 
 class Room:
@@ -34,7 +36,8 @@ class Room:
 
     def __init__(self, options: Options, gang: Gang) -> None:
         assert gang.launch is not None and options.ray is not None
-        self._launch, self._me, self._ray = gang.launch, gang.me, _description(options.ray)
+        self._gang, self._launch, self._me = gang, gang.launch, gang.me
+        self._ray = _description(options.ray)
         self._kept = os.path.join(options.log_dir, KEPT_LOGS, gang.me.node)
         self._grace_s = options.grace_s
         self._base = _base(self._name)
@@ -103,9 +106,28 @@ class Room:
             say(self._me, f"cannot keep Ray's logs in {self._kept}: {error.strerror}")
         remove(self.path)
         os.close(self._lock)
+        self._leave()
 
     def _has_succeeded(self) -> bool:
         return SignalFile(self._launch.ray).read() == (protocol.GANG_DONE, "0")
+
+    def _leave(self) -> None:
+        """Rank 0 goes last: srun kills the others soon after the first that ends with another code than 0."""
+        deadline = time.monotonic() + FAREWELL_S
+        try:
+            write_record(self._launch.ray_record(self._me.rank), {"state": protocol.RANK_DONE})
+            if self._me.rank == 0 and not self._has_succeeded():
+                ranks = range(1, self._me.num_ranks)
+                while time.monotonic() < deadline and not all(map(self._has_left, ranks)):
+                    time.sleep(max(FAREWELL_LOOK_S, poll_interval_s(self._me.num_ranks)))
+        except OSError:
+            pass
+
+    def _has_left(self, rank: int) -> bool:
+        record = read_record(self._launch.ray_record(rank))
+        if record is not None:
+            return record.get("state") == protocol.RANK_DONE
+        return (self._gang.peer(rank) or {}).get("state") in protocol.RANK_ENDED_STATES  # it ended before its Ray began
 
 
 def _description(text: str) -> dict[str, Any]:

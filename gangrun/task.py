@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from gangrun import requests
 
 KEYS = ("name", "num_nodes", "resources", "envs", "secrets", "workdir", "setup", "run", "ports", "slurm")
 SECONDS = ("time", "grace")
-RESOURCE_KEYS = ("cpus", "memory", "accelerators", "infra", "ports")
+RESOURCE_KEYS = ("cpus", "memory", "accelerators", "infra", "ports", "ray")
 INFRA = "slurm"  # SkyPilot's word for where a task runs
 ACCELERATORS = re.compile(r"([A-Za-z][\w.-]*)(?::(\d+))?")
 ACCELERATOR = re.compile(r"[A-Za-z][\w.-]*")
@@ -118,10 +119,13 @@ def _resources(mapping: YamlMapping) -> Resources:
         nested.fail("infra", f"infra={infra!r}: gangrun runs tasks on Slurm; use {INFRA}, or leave it out")
     counts: dict[str, float] = {"CPU": _amount(nested, "cpus", AMOUNT, "a number such as 4 or '4+'") or 1}
     counts.update(_accelerators(nested))
+    key = "accelerators"
     try:
-        return Resources.from_dict(counts)
+        needs = Resources.from_dict(counts)
+        key = "ray"
+        return dataclasses.replace(needs, ray=nested.values.get(key))
     except SpecError as error:
-        nested.fail("accelerators", str(error))
+        nested.fail(key, str(error))
 
 
 def _accelerators(nested: YamlMapping) -> Mapping[str, float]:
