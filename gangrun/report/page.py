@@ -15,11 +15,13 @@ from gangrun.report.goodput import Goodput
 from gangrun.report.model import Attempt, Span, Stay
 from gangrun.report.sentences import sentences
 from gangrun.report.source import Chapter, Report
-from gangrun.report.text import QUEUE_ROW, REDONE, SHOWN, shown_spans, total_rows
+from gangrun.report.text import QUEUE_ROW, REDONE, SHOWN, shown_spans, total_rows, worst_first
 from gangrun.report.words import counted, duration, percent, plain_lines, printable, ticks
 
 UNITS = 10000  # the width of the whole time
 MOST_TICKS = 10
+MANY_RANKS = 40  # of which the worst come first
+MOST_WORST = 12
 MOODS = {protocol.SUCCEEDED: "good", protocol.RUNNING: "", protocol.PENDING: "", protocol.SETTING_UP: ""}
 UNWELL = (protocol.RANK_FAILED, protocol.RANK_BROKEN, protocol.RANK_LOST)
 SLUGS = {
@@ -33,7 +35,7 @@ def page(report: Report) -> str:
     """The whole text of the file."""
     style, script = template_text("report.css"), template_text("report.js")
     frame = _Frame(report)
-    chapters = [_chapter(chapter, report.is_group, frame) for chapter in report.chapters]
+    chapters = [_chapter(chapter, report, frame) for chapter in report.chapters]
     return render_page(
         "report.html.j2",
         page=_words(report, chapters, frame),
@@ -117,13 +119,22 @@ def _tick(seconds: float, length_s: float) -> dict[str, str]:
 # --- the timeline
 
 
-def _chapter(chapter: Chapter, is_group: bool, frame: _Frame) -> dict[str, Any]:
-    title = f"{printable(chapter.label)}: {chapter.timeline.state}" if is_group else ""
+def _chapter(chapter: Chapter, report: Report, frame: _Frame) -> dict[str, Any]:
+    title = f"{printable(chapter.label)}: {chapter.timeline.state}" if report.is_group else ""
+    worst, others = _ordered(chapter, report)
     return {
         "title": title,
         "marks": [frame.at(mark.time) for mark in chapter.marks],
-        "rows": [_row(chapter, rank, title, frame) for rank in chapter.timeline.ranks],
+        "worst": [_row(chapter, rank, title, frame) for rank in worst],
+        "rows": [_row(chapter, rank, title, frame) for rank in others],
     }
+
+
+def _ordered(chapter: Chapter, report: Report) -> tuple[list[int], list[int]]:
+    """Of many ranks those that stand out, then the others; few need no order."""
+    ranks = chapter.timeline.ranks
+    worst = worst_first(chapter, report)[:MOST_WORST] if len(ranks) > MANY_RANKS else []
+    return worst, [rank for rank in ranks if rank not in worst]
 
 
 def _row(chapter: Chapter, rank: int, title: str, frame: _Frame) -> dict[str, Any]:

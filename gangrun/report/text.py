@@ -92,8 +92,8 @@ def bars_of(report: Report) -> list[Bar]:
     ranks = chapter.timeline.ranks
     if len(ranks) <= MOST_RANKS:
         return [Bar(_rank_label(chapter, rank), [shown_spans(chapter, rank)]) for rank in ranks]
-    worst = worst_first(chapter, max(1.0, LEAST_ODD * (report.end - report.begin)))[: MOST_BARS - 1]
-    alone, others = worst, [rank for rank in ranks if rank not in worst]
+    alone = worst_first(chapter, report)[: MOST_BARS - 1]
+    others = [rank for rank in ranks if rank not in alone]
     bars = [Bar(_rank_label(chapter, rank), [shown_spans(chapter, rank)]) for rank in alone]
     return [*bars, Bar(f"{len(others)} other ranks", [shown_spans(chapter, rank) for rank in others])]
 
@@ -131,8 +131,9 @@ def _told_apart(run: Span, lost: Sequence[Span]) -> list[Span]:
     return [span for span in (*found, Span(RUN, at, run.end)) if span.length_s > 0]
 
 
-def worst_first(chapter: Chapter, least_s: float) -> list[int]:
-    """The ranks that failed, those that were lost, then those that differ by more than `least_s` from the median."""
+def worst_first(chapter: Chapter, report: Report) -> list[int]:
+    """The ranks that failed, those that were lost, then those that differ from the median as much as can be seen."""
+    least_s = max(1.0, LEAST_ODD * (report.end - report.begin))
     harm: dict[int, int] = {}
     odd_s: dict[int, float] = {}
     for attempt in chapter.timeline.attempts:
