@@ -42,6 +42,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 LEFT_TO_THE_SCRIPT = (signal.SIGUSR1, signal.SIGUSR2)
 OBJECT_STORE_SHARE = 0.3  # of the memory, as Ray's own default is
 SHARED_MEMORY, SHARED_MEMORY_SHARE = "/dev/shm", 0.95
+HEAD_ONLY = ("--include-dashboard", "--redis-shard-ports")  # an error on other nodes
 ADDRESS, USAGE = "RAY_ADDRESS", "RAY_USAGE_STATS_ENABLED"
 AUTH_MODE, AUTH_TOKEN, TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "token"
 
@@ -114,11 +115,11 @@ class RayNode:
             self._signal.fire(protocol.GO, "{} {}".format(address, self._environ.get(AUTH_TOKEN, "")))
 
     def _options(self) -> list[str]:
-        given = [str(option) for option in self._description["start_args"]]
+        given = own_options(self._description["start_args"], is_head=self._rank == 0)
         ours = [
             "--node-ip-address=" + self._description["address"],
             "--temp-dir=" + self._description["room"],
-            "--min-worker-port=0",  # any that is free; Ray before 2.50 has a range that two jobs would share
+            "--min-worker-port=0",  # any that is free; an older Ray has a range that two jobs would share
             "--max-worker-port=0",
             "--dashboard-agent-listen-port=0",
             "--log-style=record",
@@ -310,6 +311,11 @@ class RayNode:
             action()
         except OSError:
             pass
+
+
+def own_options(start_args: Sequence[str], is_head: bool) -> list[str]:
+    """Those of the task's options that `ray start` takes here."""
+    return [option for option in start_args if is_head or option.partition("=")[0] not in HEAD_ONLY]
 
 
 def _environ() -> dict[str, str]:

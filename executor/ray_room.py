@@ -45,7 +45,7 @@ class Room:
 
     @property
     def _name(self) -> str:
-        """The same on every node: a Ray before 2.50 takes the head's path for all."""
+        """The same on every node: an older Ray takes the head's path for all (ray-project/ray#57735)."""
         import zlib
 
         job = os.environ.get(protocol.SLURM_JOB_ID, "0")

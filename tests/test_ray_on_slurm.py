@@ -21,6 +21,7 @@ from executor.gang import Gang
 from executor.identity import Identity
 from executor.options import parse
 from executor.protocol import UsageError
+from executor.ray_node import own_options
 from tests.bench import ANSI, Bench, Running, eventually, python_path, run_local
 from tests.group_bench import GroupBench
 from tests.minislurm.fixtures import BootCluster
@@ -145,6 +146,11 @@ def test_a_driver_without_ray_knows_nothing_of_it() -> None:
 def test_the_executor_starts_ray_for_a_driver_only() -> None:
     with pytest.raises(UsageError, match="--ray needs --launch-dir"):
         parse(["--script=x", "--log-dir=/l", "--cluster-num-nodes=1", "--cluster-ips=a", "--ray={}"])
+
+
+def test_what_only_a_head_may_be_told_is_told_to_no_other_node() -> None:
+    given = ["--include-dashboard=true", STORE]
+    assert own_options(given, is_head=True) == given and own_options(given, is_head=False) == [STORE]
 
 
 # --- the directory on the node
