@@ -16,6 +16,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tarfile
@@ -423,8 +424,11 @@ def submit(directory: str, run: str, sbatch: List[str], cluster: Optional[str]) 
 # --- following
 
 
-def op_poll(root: str, runs: List[Dict[str, Any]], squeue: List[str], sacct: List[str]) -> Answer:
-    """All that can be known of these runs now: the drivers' records, one squeue, one sacct for those that it lacks."""
+def op_poll(
+    root: str, runs: List[Dict[str, Any]], squeue: List[str], sacct: List[str], watch: Optional[Answer] = None
+) -> Answer:
+    """All that can be known of these runs now: the drivers' records, one squeue, one sacct for those that it lacks.
+    With `watch` also what `op_watch` says."""
     home = home_of(root)
     answer: Answer = {"now": time.time(), "records": {}, "jobs": {}, "submitting": {}, "cancelled": []}
     for run in runs:
@@ -438,6 +442,9 @@ def op_poll(root: str, runs: List[Dict[str, Any]], squeue: List[str], sacct: Lis
         absent = sorted({run["job"] for run in here if run["run"] not in seen})
         if rows["rc"] == 0 and absent:
             answer["sacct"][name] = account(name, sacct, absent)
+    if watch is not None:
+        watched = {run["run"]: run["job"] for run in runs if run["run"] in watch["runs"]}  # others lie elsewhere
+        answer["watched"] = op_watch(root, **dict(watch, runs=watched))
     return answer
 
 
@@ -650,6 +657,83 @@ def op_ask(root: str, run: str, line: str) -> Answer:
 def op_commands(commands: Dict[str, List[str]], limit_s: float) -> Answer:
     """What Slurm's commands say to people: with dates."""
     return {name: command(argv, limit_s, {}) for name, argv in commands.items()}
+
+
+# --- what `top` shows
+
+MOST_LOGS = 4096  # of one task
+FEW_LOGS = 16  # of a task that is only counted; over NFS each costs a question to the server
+END_BYTES, LONGEST_LINE = 4096, 400
+LOG_END = ".log"
+LINE_ENDS = re.compile(r"[\r\n]+")
+
+
+def op_watch(root: str, runs: Dict[str, Optional[str]], every: bool, attempt: str, steps: Dict[str, str]) -> Answer:
+    """How the tasks of these runs and their logs stand. `every`: each rank's; else only each task's newest logs.
+    `attempt` begins the names of the driver's attempts, `steps` are what it calls each step's records in one."""
+    home = home_of(root)
+    found = {run: watch_run(home, run, job, attempt, steps if every else {}) for run, job in runs.items()}
+    packed = zlib.compress(json.dumps(found).encode(), 1)
+    return {"now": time.time(), "runs": base64.b64encode(packed).decode()}
+
+
+def watch_run(home: str, run: str, job: Optional[str], attempt: str, steps: Dict[str, str]) -> Answer:
+    """By the names of a group's tasks; of a single task, and of the group as such, the name is empty."""
+    job = job or (known_job(run_path(home, run)) or (None, None))[0]
+    if job is None:
+        return {}
+    own, logs = os.path.join(home, job, run), os.path.join(run_path(home, run), LOGS)
+    parts = {}  # type: Dict[str, Answer]
+    for path in [own] + sorted(glob.glob(glob.escape(own) + ".*")):
+        task = os.path.basename(path)[len(run) + 1 :]
+        parts[task] = log_ends(os.path.join(logs, task), MOST_LOGS if steps else FEW_LOGS)
+        if steps:
+            parts[task]["status"] = read_text(os.path.join(path, NAMES["status"]))
+            parts[task]["ranks"] = {step: rank_records(path, attempt, name) for step, name in steps.items()}
+    return parts
+
+
+def rank_records(directory: str, attempt: str, name: str) -> Dict[str, Optional[str]]:
+    """Each rank's own record, of the attempt that runs."""
+    attempts = glob.glob(os.path.join(glob.escape(directory), attempt + "*", name))
+    newest = max(attempts, key=changed, default="")
+    with contextlib.suppress(OSError):
+        return {rank: read_text(os.path.join(newest, rank)) for rank in os.listdir(newest) if rank.isdigit()}
+    return {}
+
+
+def changed(path: str) -> float:
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_mtime
+    return 0.0
+
+
+def log_ends(folder: str, most: int) -> Answer:
+    """The bytes of all logs, and of the newest ones the size, the time of the last output and the last line.
+    Opening a file asks the server; what is listed may be a minute old."""
+    listed = {}  # type: Dict[str, os.stat_result]
+    with contextlib.suppress(OSError):
+        for name in filter(lambda name: name.endswith(LOG_END), os.listdir(folder)):
+            with contextlib.suppress(OSError):
+                listed[name] = os.stat(os.path.join(folder, name))
+    listed = {name: state for name, state in listed.items() if stat.S_ISREG(state.st_mode)}  # a pipe's reader waits
+    newest_first = sorted(listed, key=lambda name: listed[name].st_mtime, reverse=True)
+    ends = {name: log_end(os.path.join(folder, name)) for name in newest_first[:most]}
+    logs = {name: end for name, end in ends.items() if end}
+    sizes = [logs[name]["bytes"] if name in logs else state.st_size for name, state in listed.items()]
+    return {"bytes": sum(sizes), "logs": logs}
+
+
+def log_end(path: str) -> Optional[Answer]:
+    try:
+        with open(path, "rb") as file:
+            state = os.fstat(file.fileno())
+            file.seek(max(0, state.st_size - END_BYTES))
+            text = file.read(END_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None
+    line = next((part for part in reversed(LINE_ENDS.split(text)) if part.strip()), "")
+    return {"bytes": state.st_size, "changed": state.st_mtime, "line": line[-LONGEST_LINE:]}
 
 
 # --- what lies here

@@ -139,6 +139,22 @@ def queue(host: str | None, include_ended: bool, watch: bool, adopt: bool, as_js
 
 
 @cli.command()
+@click.argument("word", metavar="[JOB]", required=False)
+@host_option
+@click.option("--once", is_flag=True, help="Print it once, as where there is no terminal.")
+@click.option("--rows", type=click.IntRange(min=1), help="At most so many (default: what fits; 20 without a terminal).")
+@json_option
+def top(word: str | None, host: str | None, once: bool, rows: int | None, as_json: bool) -> NoReturn:
+    """Watch a host's jobs, or a job's ranks: state, last line, and for how long each has been silent. q ends.
+
+    Example:  gangrun top last
+    """
+    from gangrun.verbs import top as verbs
+
+    sys.exit(verbs.top(word, host, once=once, rows=rows, as_json=as_json))
+
+
+@cli.command()
 @one_job
 @host_option
 @json_option
