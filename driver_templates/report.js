@@ -3,7 +3,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const chart = document.getElementById("chart"), axis = document.getElementById("axis"), tip = document.getElementById("tip");
   const bars = [...chart.querySelectorAll("svg.bar")];
-  const SVG = "http://www.w3.org/2000/svg", DEEPEST = 5000, PIXELS_PER_TICK = 90;
+  const SVG = "http://www.w3.org/2000/svg", DEEPEST = 5000, PIXELS_PER_TICK = 90, LAST_PERCENT = 93;
   const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600,
     43200, 86400, 172800, 604800];
   let from = 0, span = data.units, active = null;
@@ -35,7 +35,9 @@
       const line = document.createElementNS(SVG, "line"), text = document.createElementNS(SVG, "text");
       line.setAttribute("x1", at + "%"); line.setAttribute("x2", at + "%");
       line.setAttribute("y1", 0); line.setAttribute("y2", 18);
-      text.setAttribute("x", at + "%"); text.setAttribute("dx", 3); text.setAttribute("y", 12);
+      const isLast = at > LAST_PERCENT;  // its words go to the left, or they were cut off
+      text.setAttribute("x", at + "%"); text.setAttribute("dx", isLast ? -3 : 3); text.setAttribute("y", 12);
+      if (isLast) text.setAttribute("text-anchor", "end");
       text.textContent = tick < step / 2 ? "0" : words(tick);
       found.push(line, text);
     }

@@ -648,3 +648,30 @@ class TestCheckpoint:
         story = two_attempts(1)
         story.marks = [f"{T0 + 102} 1"]
         assert math.isfinite(story.report().goodput.useful_s) and story.report().goodput.marks == 1
+
+
+# --- docs/report.md
+
+DOCUMENT = (Path(__file__).resolve().parent.parent / "docs" / "report.md").read_text()
+
+
+class TestDocument:
+    def test_its_pattern_finds_what_it_says(self) -> None:
+        (pattern,) = re.findall(r"--checkpoint-pattern '(.+)'", DOCUMENT)
+        lines = ["2027-01-15 08:01:00 INFO saved step 40 in 2.5 s", "2027-01-15 08:02:00 INFO saved step 80"]
+        found = goodput.marks_in(lines, goodput.compiled(pattern), 0.0)
+        assert found == [goodput.Mark(T0 + 60, 40, 2.5), goodput.Mark(T0 + 120, 80)]
+
+    def test_the_line_that_a_script_may_append_is_a_mark(self, tmp_path: Path) -> None:
+        (line,) = re.findall(r"^(echo .+?)  +#", DOCUMENT, re.M)
+        path = tmp_path / "a file"
+        environ = {"GANGRUN_CHECKPOINTS": str(path), "step": "70", "PATH": "/usr/bin:/bin"}
+        subprocess.run(["bash", "-c", line], env=environ, check=True)
+        marks, skipped = goodput.read_marks(path.read_text())
+        assert ([mark.step for mark in marks], skipped) == ([70], 0) and abs(marks[0].time - time.time()) < 5
+
+    def test_it_names_every_phase_and_every_row(self) -> None:
+        rows = [
+            name for name, _ in text.total_rows(goodput.Goodput(*[1.0] * 10, 1, 1, 1, 1, True)._replace(machine_s=99))
+        ]
+        assert [word for word in (*text.SHOWN, *rows) if word not in DOCUMENT] == []

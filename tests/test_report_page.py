@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from executor import protocol
 from gangrun.report.page import page
 from gangrun.report.source import Report
 from tests import browser
-from tests.report_cases import HOSTILE, failed, two_attempts
+from tests.report_cases import HOSTILE, Story, failed, two_attempts
 from tests.test_report import group
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "1000 ranks": lambda: two_attempts(1000, slow=700).report(),
     "failed": lambda: failed_report(),
     "group": lambda: group(),
+    "an hour and a bit": lambda: long_report(3640),
     "running": lambda: two_attempts(3).report(now=3000),
 }
 
@@ -40,6 +42,14 @@ REPORTS: dict[str, Callable[[], Report]] = {
 def failed_report() -> Report:
     story = failed(4, 2, HOSTILE, name="a</title><script>alert(0)</script>")
     return story.report(tails={story.ranks[2]["log"]: NASTY})
+
+
+def long_report(length_s: float) -> Report:
+    story = Story(2)
+    story.begin(0)
+    story.go(1)
+    story.end(length_s, protocol.SUCCEEDED, 0, begun=1)
+    return story.report()
 
 
 class Elements(HTMLParser):
@@ -156,6 +166,15 @@ def test_a_page_shows_every_rank_and_nothing_is_complained_about(
     assert len(css(chrome, ".sentences li")) >= 1
     width = chrome.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
     assert width <= 0, "it is wider than the window"
+
+
+@needs_chromium
+def test_no_time_of_the_axis_is_cut_off(opened: Callable[..., Chrome]) -> None:
+    chrome = opened("an hour and a bit")
+    frame = one(chrome, "#axis").rect
+    boxes = [element.rect for element in css(chrome, "#axis text")]
+    assert css(chrome, "#axis text")[-1].text == "1h"
+    assert all(box["x"] + box["width"] <= frame["x"] + frame["width"] + 1 for box in boxes)
 
 
 @needs_chromium

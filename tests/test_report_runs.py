@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from gangrun import states
 from gangrun.report.goodput import compiled
 from gangrun.report.sentences import sentences
 from gangrun.report.source import Report, of_path
+from tests import browser, picture
 from tests.bench import CHECKOUT, Bench, Outcome, Running, eventually
 from tests.client_bench import Laptop
 from tests.group_bench import GroupBench, trap
@@ -166,3 +168,26 @@ def test_from_a_laptop_a_run_is_reported_while_it_waits_runs_and_after(laptop: L
     assert "1-worker1.log" in page.read_text() and "<pre>up\ndown</pre>" in page.read_text()
     done = laptop.gangrun("report", job.name)
     assert f"{job.run} (job {job.job}) FAILED, exit code 1: 2 nodes, 1 attempt" in done.stdout, done.stderr
+
+
+# --- the picture in the README
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(browser.missing() != "", reason=browser.missing())
+def test_the_picture_shows_a_real_run_that_was_requeued(bench: Bench, tmp_path: Path) -> None:
+    directory = picture.run_job(bench, power=-1)
+    found = of_path(str(directory), None)
+    adds_up(found)
+    assert (found.state, found.goodput.attempts, found.goodput.interruptions) == ("SUCCEEDED", 2, 1)
+    assert found.goodput.checkpoint_s > 0 and found.goodput.recomputed_s > 0
+    light, dark = (path.read_bytes() for path in picture.draw(directory, tmp_path))
+    for shot in (light, dark):
+        assert shot.startswith(b"\x89PNG") and int.from_bytes(shot[16:20], "big") == picture.WIDTH * picture.SCALE
+    assert light != dark and len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_readme_shows_the_pictures_that_the_command_makes() -> None:
+    readme = (CHECKOUT / "README.md").read_text()
+    for scheme in picture.SCHEMES:
+        assert f"docs/timeline-{scheme}.png" in readme and (CHECKOUT / "docs" / f"timeline-{scheme}.png").exists()

@@ -20,6 +20,7 @@ from gangrun.report.words import counted, duration, percent, plain_lines, printa
 
 UNITS = 10000  # the width of the whole time
 MOST_TICKS = 10
+LAST_TICK = 0.93  # the words of one after it stand on its left
 MANY_RANKS = 40  # of which the worst come first
 MOST_WORST = 12
 MOODS = {protocol.SUCCEEDED: "good", protocol.RUNNING: "", protocol.PENDING: "", protocol.SETTING_UP: ""}
@@ -112,8 +113,10 @@ def _slug(name: str) -> str:
     return SLUGS.get(name, name).replace(" ", "-")
 
 
-def _tick(seconds: float, length_s: float) -> dict[str, str]:
-    return {"at": f"{seconds / length_s * 100:.3f}", "label": duration(seconds) if seconds else "0"}
+def _tick(seconds: float, length_s: float) -> dict[str, Any]:
+    share = seconds / length_s
+    label = duration(seconds) if seconds else "0"
+    return {"at": f"{share * 100:.3f}", "label": label, "is_last": share > LAST_TICK}
 
 
 # --- the timeline
