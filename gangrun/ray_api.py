@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import ipaddress
 import json
 import os
 import queue
@@ -79,8 +80,14 @@ def checked_address(text: str, where: str = "ray") -> str:
 def is_private(address: str) -> bool:
     """Whether nobody on the way can read what is sent: it is encrypted, or never leaves this machine."""
     parts = urlsplit(address)
-    host = parts.hostname or ""
-    return parts.scheme == "https" or host in (LOOPBACK_NAME, "::1") or host.startswith(protocol.LOOPBACK_PREFIX)
+    return parts.scheme == "https" or parts.hostname == LOOPBACK_NAME or _is_loopback(parts.hostname or "")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class Dashboard:

@@ -23,7 +23,6 @@ from gangrun.settings import Request, Settings
 from gangrun.snapshot import Snapshot
 from gangrun.task import Slurm, Task
 
-ENGINE = "ray"
 PYTHON = "python3"
 LOGS_MARK = "/gangrun-logs-of-this-run"  # ray_entry puts the directory in its place: nobody else knows Ray's
 NAMES_NAME = "names.json"
@@ -98,12 +97,13 @@ def plan(task: Task, run: str, taken: Snapshot | None, request: Request) -> Plan
     """Pure, but for reading the snapshot. Raises SpecError for what cannot be."""
     job = job_of(task, run, request)
     driver = render_ray_driver(job)
+    status = protocol.job_directory("", protocol.ENGINE_RAY, run).lstrip("/")
     names = {
         "home": protocol.HOME_DIRECTORY, "runs": agent.RUNS, "driver": protocol.DRIVER_NAME, "mark": LOGS_MARK,
-        "logs": LOG_FOLDER, "status": protocol.STATUS_NAME, "job": protocol.job_directory("", ENGINE, run).lstrip("/"),
+        "logs": LOG_FOLDER, "status": protocol.STATUS_NAME, "job": status,
     }  # fmt: skip
     own = launch_package({**Bundle(job, driver).files(), NAMES_NAME: json.dumps(names).encode()})
-    meta = {**launch.metadata(plain(task), run, taken, request), "engine": ENGINE}
+    meta = {**launch.metadata(plain(task), run, taken, request), "engine": protocol.ENGINE_RAY}
     meta["request"] = {name: value for name, value in meta["request"].items() if name in SHOWN}
     tree = tree_package(taken)
     return Plan(run, driver, tree, own, _body(run, tree, own, meta, request), meta)

@@ -7,9 +7,10 @@ import importlib.resources
 import io
 import posixpath
 import shlex
+import sys
 import tarfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from codegen.spec import SpecError
@@ -104,7 +105,7 @@ def _zip_of_tar(path: str) -> tuple[bytes, tuple[str, ...]]:
             file = tree.extractfile(source)
             mode = EXECUTABLE if source.mode & 0o100 else PLAIN
             _add(archive, name, file.read() if file else b"", mode)
-    return buffer.getvalue(), _notes(lost)
+    return buffer.getvalue(), (*_notes(lost), *_hiding(members))
 
 
 def _is_portable(name: str) -> bool:
@@ -123,6 +124,19 @@ def _target(members: Mapping[str, tarfile.TarInfo], member: tarfile.TarInfo) -> 
             return None
         member = found
     return None
+
+
+def _hiding(names: Iterable[str]) -> tuple[str, ...]:
+    """Ray puts the work directory before Python's own modules in its workers, which then fail to start, without a word
+    for minutes."""
+    own: frozenset[str] = getattr(sys, "stdlib_module_names", frozenset())  # since Python 3.10
+    tops = (name[: -len(".py")] for name in names if name.endswith(".py") and "/" not in name)
+    packages = (name.partition("/")[0] for name in names if name.count("/") == 1 and name.endswith("/__init__.py"))
+    hidden = sorted({name for name in (*tops, *packages) if name in own})
+    if not hidden:
+        return ()
+    shown = ", ".join(hidden[:NAMES_IN_NOTE])
+    return (f"the work directory hides modules of Python's own from Ray ({shown}); its workers may never start",)
 
 
 def _notes(lost: list[str]) -> tuple[str, ...]:

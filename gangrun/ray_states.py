@@ -14,13 +14,7 @@ from executor import protocol
 from gangrun.states import LOST, Record, Verdict, parse_record
 
 # https://docs.ray.io/en/latest/cluster/running-applications/job-submission/doc/ray.job_submission.JobStatus.html
-RAY_PENDING, RAY_RUNNING, RAY_STOPPED, RAY_SUCCEEDED, RAY_FAILED = (
-    "PENDING",
-    "RUNNING",
-    "STOPPED",
-    "SUCCEEDED",
-    "FAILED",
-)
+RAY_PENDING, RAY_RUNNING, RAY_STOPPED, RAY_SUCCEEDED, RAY_FAILED = "PENDING RUNNING STOPPED SUCCEEDED FAILED".split()
 ENDED = (RAY_STOPPED, RAY_SUCCEEDED, RAY_FAILED)
 BY_ITS_CODE = ("JOB_ENTRYPOINT_COMMAND_ERROR", None)  # error types of a driver that ran to an end of its own
 GROUP_CREATED = "CREATED"

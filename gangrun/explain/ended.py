@@ -279,7 +279,9 @@ def _symptom(words: str) -> tuple[str, ...]:
 
 
 def _name(record: Mapping[str, Any], row: Mapping[str, str]) -> str:
-    return f"job {record.get('slurm_job_id') or _word(row, 'JobID', 'JobId') or 'of an unknown id'}"
+    engine_own = record.get("job_id") if record.get("engine") else None
+    found = record.get("slurm_job_id") or engine_own or _word(row, "JobID", "JobId")
+    return f"job {found or 'of an unknown id'}"
 
 
 def _who(rank: Mapping[str, Any]) -> str:
