@@ -81,6 +81,7 @@ class RayDriver:
         except OSError as error:
             self._directory.clean()
             raise GangrunError(f"cannot write the job's directory {path}: {error.strerror}") from error
+        self._beat()
         self._loop.every(HEARTBEAT_S, HEARTBEAT_S, self._beat)
         self._directory.enter(protocol.PENDING)
         return self
@@ -376,12 +377,12 @@ class RayDriver:
 
     def _give_back(self) -> None:
         """The reservation and the relays, so that the next job starts at once."""
-        import ray
-        from ray.util import remove_placement_group
-
-        if not ray.is_initialized():
+        ray = sys.modules.get("ray")
+        if ray is None or not ray.is_initialized():
             return
         try:
+            from ray.util import remove_placement_group
+
             for relay in self._relays.values():
                 ray.kill(relay)
             if self._group is not None:
@@ -425,7 +426,11 @@ class RayDriver:
             self._on_stop(arrival.number)
 
     def _on_stop(self, number: int) -> None:
+        """The first leaves the programs their grace; who asks again has no patience for it."""
         if self._is_cancelling:
+            crew = self._run or self._setup
+            if crew is not None:
+                crew.signal(signal.SIGKILL)
             self._loop.stop()
             return
         self._is_cancelling = True

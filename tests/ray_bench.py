@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,16 @@ free, total = ray.available_resources(), ray.cluster_resources()
 print(json.dumps([groups, free.get("CPU") == total.get("CPU"), free.get("GPU") == total.get("GPU")]))
 """
 
+NOTHING: Mapping[str, str] = {}
+
 
 class RayRun:
     """A driver that was started on the cluster's head node."""
 
-    def __init__(self, bench: RayBench, job: Job, driver: str, output: Path, environ: dict[str, str]) -> None:
-        self.bench, self.job, self.output = bench, job, output
-        with open(output, "ab") as file:
+    def __init__(self, bench: RayBench, job: Job, driver: str, environ: Mapping[str, str]) -> None:
+        self.bench, self.job = bench, job
+        self.output = bench.directory / f"{job.job_id}.out"
+        with open(self.output, "ab") as file:
             argv = [sys.executable, driver]
             self.process: NodePopen = bench.bed.popen(
                 HEAD, argv, stdout=file, stderr=file, cwd=str(bench.directory), env=environ
@@ -74,6 +78,7 @@ class RayBench:
     def __init__(self, bed: RayBed, directory: Path) -> None:
         self.bed = bed
         self.directory = directory
+        self.runs: list[RayRun] = []
         self.environ = {"HOME": str(directory), "PYTHONPATH": str(CHECKOUT), "NO_COLOR": "1"}
 
     def job(self, **fields: Any) -> Job:
@@ -88,14 +93,25 @@ class RayBench:
         setup: str | None = None,
         *,
         nodes: int = 3,
-        environ: dict[str, str] | None = None,
+        environ: Mapping[str, str] = NOTHING,
         **fields: Any,
     ) -> RayRun:
         """Render a driver and start it on the head node."""
         job = self.job(run=run, setup=setup, **{"num_nodes": nodes, **fields})
         driver = Bundle(job, render_ray_driver(job)).write(str(self.directory / f"driver-{job.job_id}"))
-        output = self.directory / f"{job.job_id}.out"
-        return RayRun(self, job, driver, output, {**self.environ, **(environ or {})})
+        return self.run(job, driver, environ)
+
+    def run(self, job: Job, driver: str, environ: Mapping[str, str] = NOTHING) -> RayRun:
+        """Start a job's driver on the head node."""
+        self.runs.append(RayRun(self, job, driver, {**self.environ, **environ}))
+        return self.runs[-1]
+
+    def close(self) -> None:
+        """End the drivers that a test has left."""
+        for run in self.runs:
+            if run.process.poll() is None:
+                run.process.kill()
+                run.process.wait()
 
     def drive(
         self, run: str | None = None, setup: str | None = None, *, timeout_s: float = 60, **fields: Any
