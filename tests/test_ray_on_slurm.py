@@ -22,7 +22,7 @@ from executor.identity import Identity
 from executor.options import parse
 from executor.protocol import UsageError
 from executor.ray_node import own_options
-from tests.bench import ANSI, Bench, Running, eventually, python_path, run_local
+from tests.bench import ANSI, CHECKOUT, Bench, Running, eventually, python_path, run_local
 from tests.group_bench import GroupBench
 from tests.minislurm.fixtures import BootCluster
 from tests.test_task_file import complaint, task
@@ -293,6 +293,7 @@ def test_the_words_of_a_ray_that_does_not_start_are_the_reason(tmp_path: Path) -
 # --- on Slurm
 
 
+@pytest.mark.ray
 @NEEDS_RAY
 @pytest.mark.slow
 def test_the_script_runs_once_with_all_nodes_and_everything_ends_with_it(bench: Bench) -> None:
@@ -309,6 +310,7 @@ def test_the_script_runs_once_with_all_nodes_and_everything_ends_with_it(bench: 
     assert left(bench, running.job_id) == []
 
 
+@pytest.mark.ray
 @NEEDS_RAY
 @pytest.mark.slow
 def test_two_jobs_share_their_nodes_and_do_not_see_each_other(bench: Bench) -> None:
@@ -327,6 +329,7 @@ def test_two_jobs_share_their_nodes_and_do_not_see_each_other(bench: Bench) -> N
         assert not (outcome.directory / "logs" / "ray").exists(), "logs of Ray are kept after a success"
 
 
+@pytest.mark.ray
 @NEEDS_RAY
 @pytest.mark.slow
 def test_a_node_with_another_version_fails_the_job_in_rays_own_words(bench: Bench) -> None:
@@ -343,6 +346,7 @@ def test_a_node_with_another_version_fails_the_job_in_rays_own_words(bench: Benc
     assert "echo ran" not in outcome.log("0-head.log") and "Traceback" not in outcome.plain.split("worker2, rank=2")[0]
 
 
+@pytest.mark.ray
 @NEEDS_RAY
 @pytest.mark.slow
 def test_a_cancelled_script_saves_with_rays_help_before_ray_ends(bench: Bench) -> None:
@@ -371,10 +375,16 @@ def test_a_cancelled_script_saves_with_rays_help_before_ray_ends(bench: Bench) -
     assert left(bench, running.job_id) == []
 
 
+@pytest.mark.ray
 @NEEDS_RAY
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("node", "program", "who"), [(1, "raylet", "rank 1 on worker1"), (0, "gcs_server", "rank 0 on head")]
+    ("node", "program", "who"),
+    [
+        (1, "raylet", "rank 1 on worker1"),
+        (0, "raylet", "rank 0 on head"),
+        (0, "gcs_server", "rank 0 on head"),
+    ],
 )
 def test_a_part_of_ray_that_dies_ends_the_job_with_its_name(bench: Bench, node: int, program: str, who: str) -> None:
     script = "trap 'echo got TERM; exit 0' TERM; echo begun; while :; do sleep 0.1; done"
@@ -390,6 +400,7 @@ def test_a_part_of_ray_that_dies_ends_the_job_with_its_name(bench: Bench, node: 
     assert left(bench, running.job_id) == []
 
 
+@pytest.mark.ray
 @NEEDS_RAY
 @pytest.mark.slow
 def test_a_requeued_job_gets_a_ray_of_its_own(bench: Bench) -> None:
@@ -404,6 +415,7 @@ def test_a_requeued_job_gets_a_ray_of_its_own(bench: Bench) -> None:
     assert left(bench, running.job_id) == []
 
 
+@pytest.mark.ray
 @NEEDS_RAY
 @pytest.mark.slow
 def test_a_driver_killed_at_once_leaves_nothing(bench: Bench) -> None:
@@ -418,6 +430,7 @@ def test_a_driver_killed_at_once_leaves_nothing(bench: Bench) -> None:
     assert left(bench, running.job_id) == []
 
 
+@pytest.mark.ray
 @NEEDS_RAY
 @pytest.mark.slow
 def test_who_does_not_know_the_jobs_token_is_refused(bench: Bench) -> None:
@@ -433,6 +446,7 @@ def test_who_does_not_know_the_jobs_token_is_refused(bench: Bench) -> None:
     assert done.returncode != 0 and "oken" in done.stderr, done.stderr
 
 
+@pytest.mark.ray
 @NEEDS_RAY
 @pytest.mark.slow
 def test_memory_is_what_the_job_may_use(own_cluster: BootCluster, shared_dir: Path) -> None:
@@ -443,6 +457,7 @@ def test_memory_is_what_the_job_may_use(own_cluster: BootCluster, shared_dir: Pa
     assert found["store"] <= 256e6 and 1500e6 < found["memory"] + found["store"] <= 2000 * 2**20, found
 
 
+@pytest.mark.ray
 @NEEDS_RAY
 @pytest.mark.slow
 def test_a_node_that_loses_power_ends_the_job_and_its_ray(own_cluster: BootCluster, shared_dir: Path) -> None:
@@ -456,6 +471,7 @@ def test_a_node_that_loses_power_ends_the_job_and_its_ray(own_cluster: BootClust
     assert running.status()["state"] == protocol.FAILED_DRIVER, running.status()
 
 
+@pytest.mark.ray
 @NEEDS_RAY
 @pytest.mark.slow
 def test_a_task_of_a_group_has_a_ray_of_its_own(bench: Bench) -> None:
@@ -468,6 +484,7 @@ def test_a_task_of_a_group_has_a_ray_of_its_own(bench: Bench) -> None:
     assert len(seen(outcome.output.replace("SEEN", " SEEN "))["nodes"]) == 2
 
 
+@pytest.mark.ray
 @NEEDS_RAY
 @pytest.mark.slow
 def test_a_launched_task_has_its_ray(bench: Bench) -> None:
@@ -480,8 +497,11 @@ def test_a_launched_task_has_its_ray(bench: Bench) -> None:
     assert len(seen(done.stdout)["nodes"]) == 2
 
 
-def test_the_example_is_a_task() -> None:
-    from gangrun.task import Task
-
-    found = Task.from_file(str(Path(__file__).parent.parent / "examples" / "ray_on_slurm.yaml"))
-    assert found.resources.ray is not None and found.run
+@pytest.mark.ray
+@NEEDS_RAY
+@pytest.mark.slow
+def test_the_example_runs_in_an_allocation(bench: Bench) -> None:
+    example = CHECKOUT / "examples" / "ray_on_slurm.yaml"
+    outcome = bench.run_batch(f"exec gangrun run {example}", nodes=2, sbatch="--cpus-per-task=2", timeout_s=90)
+    assert outcome.code == 0, outcome.output
+    assert "squares: [0, 1, 4, 9, 16, 25, 36, 49] by ranks ['0', '1']" in outcome.plain
