@@ -48,7 +48,7 @@ def is_sound(report: Report) -> None:
     """What holds for every report, whatever it was made from."""
     for chapter in report.chapters:
         for attempt in chapter.timeline.attempts:
-            assert attempt.submitted <= attempt.granted <= attempt.begun <= attempt.ended
+            assert attempt.submitted <= attempt.allocated <= attempt.granted <= attempt.begun <= attempt.ended
             for stay in attempt.stays:
                 moments = [attempt.submitted, *(at for span in stay.spans for at in span[1:]), attempt.ended]
                 assert moments == sorted(moments), stay
@@ -325,6 +325,25 @@ class TestGoodput:
         assert report.goodput.useful_s == pytest.approx((190 * 1 + 90 * 2) / 3)
         assert report.goodput.idle_s == pytest.approx((10 + 2 * 110) / 3)
 
+    def test_a_task_that_waits_for_its_turn_is_in_no_queue(self) -> None:
+        """It started twice in the allocation: after another task, and again when it had failed."""
+        whole, task = Story(1, "web-abcd2345"), Story(1, "web-abcd2345.train")
+        whole.begin(60, queued_since=0)
+        whole.state(60, protocol.RUNNING)
+        whole.state(300, protocol.SUCCEEDED, exit_code=0, reason="")
+        for begin, end, how in ((100, 150, protocol.FAILED), (160, 290, protocol.SUCCEEDED)):
+            task.begin(begin)
+            task.go(begin)
+            task.end(end, how, 0, begun=begin)
+        report = report_of([whole.part(), task.part()])
+        is_sound(report)
+        one, two = (attempt.stays[0] for attempt in report.chapters[0].timeline.attempts)
+        assert phases(one) == [("queued", 0.0, 60.0), ("waiting", 60.0, 100.0), ("run", 100.0, 150.0)]
+        assert phases(two) == [("waiting", 150.0, 160.0), ("run", 160.0, 290.0)]
+        alone = report.chapters[0].goodput
+        assert (alone.queue_s, alone.waiting_s, alone.machine_s) == (60, 0, 180)
+        assert (report.goodput.machine_s, report.goodput.idle_s, report.goodput.queue_s) == (240, 60, 60)
+
 
 def group(server: str = "server", state: str = protocol.SUCCEEDED) -> Report:
     """A server on one node for 190 s of 200 s, a client on two for 90 s."""
@@ -372,6 +391,10 @@ class TestSentences:
         story.go(1)
         story.end(500, protocol.SUCCEEDED, 0, ends={0: 499, 1: 300, 2: 301, 3: 302}, begun=1)
         assert sentences(story.report())[0].startswith("Rank 0 on n1 was the last to end: half of the ranks waited")
+
+    def test_nodes_of_a_group_on_which_nothing_ran_are_told(self) -> None:
+        said = sentences(group())
+        assert "For 38 % of the machine time nothing ran on the nodes, most of it on those of client." in said
 
     def test_costly_checkpoints_are_told(self) -> None:
         story = Story(2)

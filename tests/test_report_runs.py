@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +141,46 @@ def test_a_group_is_reported_by_its_tasks(bench: Bench) -> None:
     assert [chapter.label for chapter in report.chapters] == ["client", "server"]
     assert (report.num_nodes, report.goodput.num_nodes) == (3, 3)
     assert report.goodput.recomputed_s == 0  # that the group ended the server was meant
+
+
+@pytest.mark.slow
+def test_a_driver_that_was_killed_ends_its_attempt_where_it_was_heard_of_last(bench: Bench) -> None:
+    run = "[ $GANGRUN_ATTEMPT = 0 ] && exec sleep 4833; sleep 1"
+    job = bench.submit(run=run, nodes=2, sbatch="--requeue", job_id="killed")
+    job.wait_state(protocol.RUNNING)
+    (driver,) = [one for one in bench.cluster.processes("n1") if one.cmdline.endswith("/driver/driver.py")]
+    killed = time.time()
+    os.kill(driver.pid, signal.SIGKILL)
+    bench.cluster.wait_state(job.job_id, "FAILED")
+    bench.cluster.run("ctl", ["scontrol", "requeue", str(job.job_id)])
+    bench.cluster.wait_state(job.job_id, "PENDING", "RUNNING")
+    assert job.wait().code == 0
+    report = of_path(str(job.job_directory), None)
+    adds_up(report)
+    first, second = report.chapters[0].timeline.attempts
+    assert first.was_lost and first.ended <= killed + 1 and second.submitted == first.ended
+    assert sentences(report)[0] == "The head node was lost in attempt 0: its driver left no word."
+
+
+@pytest.mark.slow
+def test_a_group_that_was_requeued_is_told_over_both_attempts(bench: Bench) -> None:
+    """The client starts when the server is ready: until then it waits, in no queue."""
+    groups = GroupBench(bench)
+    client = groups.task("client", "[ $GANGRUN_ATTEMPT = 0 ] && exec sleep 4834; sleep 1", after=("server",))
+    group = groups.submit(
+        groups.aux("server", "sleep 2; echo up; exec sleep 4835", ready={"log": "up"}), client, sbatch="--requeue"
+    )
+    group.until_state("client", protocol.RUNNING)
+    bench.cluster.run("ctl", ["scontrol", "requeue", str(group.job_id)])
+    bench.cluster.wait_state(group.job_id, "PENDING")
+    assert group.end().state == protocol.SUCCEEDED
+    report = of_path(str(group.job_directory), None)
+    adds_up(report)
+    assert (report.goodput.attempts, report.goodput.interruptions) == (2, 1)
+    tasks = {chapter.label: chapter.timeline for chapter in report.chapters}
+    for first, second in zip(tasks["server"].attempts, tasks["client"].attempts):
+        assert second.begun > first.begun + 1.5 and second.queue_s == pytest.approx(first.queue_s, abs=1.5)
+        assert second.granted - second.allocated > 1.5
 
 
 @pytest.fixture

@@ -243,19 +243,24 @@ def measure(timeline: Timeline, marks: Sequence[Mark], is_done: bool = False) ->
         return sum(_overlap(attempt, getattr(piece, kind)) for attempt, piece in both) / nodes
 
     def did(*phases: str) -> float:
-        spans = (span for rank in timeline.ranks for span in timeline.spans_of(rank) if span.phase in phases)
-        return sum(span.length_s for span in spans) / nodes
+        return sum(_did(attempt, phases) for attempt in timeline.attempts) / nodes
 
     return Goodput(
         machine_s=sum(attempt.machine_s for attempt in timeline.attempts),
         useful_s=ran("useful"), recomputed_s=ran("recomputed"), checkpoint_s=ran("checkpoint"),
         setup_s=did(SETUP), waiting_s=did(WAITING), barrier_s=did(BARRIER), lost_s=did(LOST),
-        queue_s=sum(attempt.granted - attempt.submitted for attempt in timeline.attempts),
+        queue_s=sum(attempt.queue_s for attempt in timeline.attempts),
         unsaved_s=sum(piece.unsaved_s for piece in pieces), num_nodes=timeline.num_nodes,
         attempts=len(timeline.attempts),
         interruptions=sum(attempt.was_interrupted for attempt in timeline.attempts),
         marks=len(marks), has_marks=bool(marks),
     )  # fmt: skip
+
+
+def _did(attempt: Attempt, phases: Sequence[str]) -> float:
+    """While it held its nodes: a group's task may wait for its turn without any."""
+    spans = [span for stay in attempt.stays for span in stay.spans if span.phase in phases]
+    return sum(max(0.0, span.end - max(span.begin, attempt.granted)) for span in spans)
 
 
 def _overlap(attempt: Attempt, spans: Sequence[Span]) -> float:

@@ -70,7 +70,8 @@ class Attempt(NamedTuple):
     number: int
     life: int  # counted from 0, over all attempts
     submitted: float
-    granted: float
+    allocated: float  # its queue's end: of a group's task the group's, which may start it much later
+    granted: float  # from now on it holds its nodes
     begun: float
     ended: float
     state: str  # the job's, when it ended; that of now if it has not
@@ -84,6 +85,10 @@ class Attempt(NamedTuple):
     def was_interrupted(self) -> bool:
         """Another attempt was to follow."""
         return self.was_lost or (self.has_ended and self.state == protocol.PENDING)
+
+    @property
+    def queue_s(self) -> float:
+        return self.allocated - self.submitted
 
     @property
     def machine_s(self) -> float:
@@ -193,8 +198,9 @@ def _whole(value: object) -> int | None:
 # --- building
 
 
-def build(part: Part, submitted: float | None = None) -> Timeline:
-    """The timeline of one job directory. `submitted` is used where Slurm has not told when that was."""
+def build(part: Part, submitted: float | None = None, allocations: Sequence[float] = ()) -> Timeline:
+    """The timeline of one job directory. `submitted` is used where Slurm has not told when that was; `allocations` are
+    the moments at which its group got nodes, if it is a task of one."""
     events, skipped = read_events(part.events)
     status = read_status(part.status)
     lives = list(_lives(events))
@@ -203,7 +209,9 @@ def build(part: Part, submitted: float | None = None) -> Timeline:
     for index, life in enumerate(lives):
         following = begins[index + 1] if index + 1 < len(lives) else None
         since = attempts[-1].ended if attempts else _submission(life, submitted)
-        attempts.append(_attempt(index, life, since, following, part.now, _whole(status.get("num_nodes")) or 0))
+        allocated = max((moment for moment in allocations if moment <= begins[index]), default=None)
+        num_nodes = _whole(status.get("num_nodes")) or 0
+        attempts.append(_attempt(index, life, since, allocated, following, part.now, num_nodes))
     ranks = [stay.rank for attempt in attempts for stay in attempt.stays]
     driver = status.get("driver")
     return Timeline(
@@ -240,7 +248,13 @@ def _is_begin(event: Event) -> bool:
 
 
 def _attempt(
-    index: int, life: Sequence[Event], since: float | None, following: float | None, now: float, num_nodes: int
+    index: int,
+    life: Sequence[Event],
+    since: float | None,
+    allocated: float | None,
+    following: float | None,
+    now: float,
+    num_nodes: int,
 ) -> Attempt:
     begun = life[0]["time"]
     end = next((event for event in reversed(life) if _is_end(event)), None)
@@ -255,11 +269,13 @@ def _attempt(
     queued = _last(life, protocol.EVENT_QUEUED) or {}
     granted = _between(_time(queued.get("granted")), since, begun)
     is_open = end is None and following is None
-    frame = _Frame(_between(since, None, granted), granted, begun, max(begun, ended), life)
+    frame = _Frame(
+        _between(since, None, granted), _between(allocated, since, granted), granted, begun, max(begun, ended), life
+    )
     states = [event for event in life if event["event"] == protocol.EVENT_STATE]
     return Attempt(
-        number=life[0]["attempt"], life=index, submitted=frame.submitted, granted=granted, begun=begun,
-        ended=frame.ended, state=str(states[-1].get("state") if states else protocol.PENDING),
+        number=life[0]["attempt"], life=index, submitted=frame.submitted, allocated=frame.allocated, granted=granted,
+        begun=begun, ended=frame.ended, state=str(states[-1].get("state") if states else protocol.PENDING),
         exit_code=_code(end), reason=_text((end or {}).get("reason")), has_ended=end is not None,
         was_lost=end is None and not is_open, stays=_stays(frame, num_nodes),
     )  # fmt: skip
@@ -294,6 +310,7 @@ class _Frame(NamedTuple):
     """The moments of an attempt that hold for all its ranks."""
 
     submitted: float
+    allocated: float
     granted: float
     begun: float
     ended: float
@@ -348,8 +365,8 @@ def _stay(
     setup = _script(told.get(protocol.STEP_SETUP), windows[protocol.STEP_SETUP], clock_s, SETUP)
     run = _script(told.get(protocol.STEP_RUN), windows[protocol.STEP_RUN], clock_s, RUN)
     last = told.get(protocol.STEP_RUN) or told.get(protocol.STEP_SETUP) or {}
-    spans = [Span(QUEUED, frame.submitted, frame.granted)]
-    at = frame.granted
+    spans = [Span(QUEUED, frame.submitted, frame.allocated)]
+    at = frame.allocated
     for script in filter(None, (setup, run)):
         spans += [Span(WAITING, at, script.begin), script]
         at = max(at, script.end)

@@ -204,7 +204,7 @@ def _attempts(report: Report) -> list[dict[str, str]]:
                 {
                     "number": f"{task}{attempt.number}",
                     "began": time.strftime("%H:%M:%S", time.localtime(attempt.begun)),
-                    "queued": duration(attempt.granted - attempt.submitted),
+                    "queued": duration(attempt.queue_s),
                     "ran": duration(attempt.machine_s),
                     "state": _ending(attempt),
                 }

@@ -45,7 +45,9 @@ def sentences(report: Report, most: int = MOST_SENTENCES) -> list[str]:
 def findings(report: Report) -> list[Finding]:
     """All that is worth a sentence, in no order."""
     least_s = max(LEAST_S, LEAST_SHARE * report.goodput.machine_s) * max(1, report.num_nodes)
-    found = [finding._replace(kind=look.__name__) for look in (_queue, _start, _damage) for finding in look(report)]
+    found = [
+        finding._replace(kind=look.__name__) for look in (_queue, _start, _idle, _damage) for finding in look(report)
+    ]
     for chapter in report.chapters:
         name = f"{printable(chapter.label)}: " if chapter.label else ""
         for look in LOOKS:
@@ -80,6 +82,20 @@ def _start(report: Report) -> Iterator[Finding]:
         share = percent(start_s / goodput.machine_s)
         text = f"Starting up took {share} of the machine time ({times}{duration(start_s)} on each node in all)."
         yield Finding(0, start_s * max(1, report.num_nodes) * START_WEIGHT, text)
+
+
+def _idle(report: Report) -> Iterator[Finding]:
+    """Nodes of a group's allocation on which nothing of it ran."""
+    goodput = report.goodput
+    if not report.is_group or goodput.machine_s <= 0 or goodput.idle_s / goodput.machine_s <= MUCH_START:
+        return
+    nodes = [max(1, chapter.timeline.num_nodes) for chapter in report.chapters]
+    unused_s = [(goodput.machine_s - chapter.goodput.machine_s) * own for chapter, own in zip(report.chapters, nodes)]
+    label = report.chapters[unused_s.index(max(unused_s))].label
+    has_own = sum(nodes) == report.num_nodes  # or nodes serve several tasks, and are nobody's
+    most = f", most of it on those of {printable(label)}" if has_own else ""
+    text = f"For {percent(goodput.idle_s / goodput.machine_s)} of the machine time nothing ran on the nodes{most}."
+    yield Finding(0, goodput.idle_s * max(1, report.num_nodes) * START_WEIGHT, text)
 
 
 def _damage(report: Report) -> Iterator[Finding]:

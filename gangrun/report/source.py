@@ -136,7 +136,8 @@ def compose(
 def _member(part: Part, group: str, whole: Timeline, pattern: re.Pattern[str] | None, utc_offset_s: float) -> Chapter:
     """A task of a group: it was queued with its group, and ended as was meant if its group ended it."""
     label = part.name[len(group) + 1 :]
-    timeline = build(part, whole.begin if whole.attempts else None)
+    allocations = [attempt.granted for attempt in whole.attempts]
+    timeline = build(part, whole.begin if whole.attempts else None, allocations)
     is_done = whole.state == protocol.SUCCEEDED and timeline.state == protocol.CANCELLED
     return _chapter(label, part, timeline, pattern, utc_offset_s, is_done)
 
@@ -159,7 +160,7 @@ def _whole_goodput(whole: Timeline, chapters: Sequence[Chapter]) -> Goodput:
     held_s = sum(attempt.machine_s for attempt in whole.attempts)
     return sums._replace(
         machine_s=max(held_s, sums.machine_s),  # tasks that share nodes hold more than there is
-        queue_s=sum(attempt.granted - attempt.submitted for attempt in whole.attempts),
+        queue_s=sum(attempt.queue_s for attempt in whole.attempts),
         attempts=len(whole.attempts),
         interruptions=sum(attempt.was_interrupted for attempt in whole.attempts),
     )
