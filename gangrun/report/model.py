@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from executor import protocol
@@ -102,7 +104,8 @@ class Attempt(NamedTuple):
         return Span(RUN, min(one.begin for one in runs), max(one.end for one in runs)) if runs else None
 
 
-class Timeline(NamedTuple):
+@dataclass(frozen=True)
+class Timeline:
     """A job of one task, over all its attempts. `skipped` lines of its events could not be read."""
 
     name: str
@@ -137,12 +140,20 @@ class Timeline(NamedTuple):
     def has_ended(self) -> bool:
         return bool(self.attempts) and self.attempts[-1].has_ended and self.state in protocol.TERMINAL_STATES
 
+    @cached_property
+    def _by_rank(self) -> dict[int, list[Stay]]:
+        found: dict[int, list[Stay]] = {}
+        for attempt in self.attempts:
+            for stay in attempt.stays:
+                found.setdefault(stay.rank, []).append(stay)
+        return found
+
     @property
     def ranks(self) -> list[int]:
-        return sorted({stay.rank for attempt in self.attempts for stay in attempt.stays})
+        return sorted(self._by_rank)
 
     def stays_of(self, rank: int) -> list[Stay]:
-        return [stay for attempt in self.attempts for stay in attempt.stays if stay.rank == rank]
+        return self._by_rank[rank]
 
     def spans_of(self, rank: int) -> list[Span]:
         return [span for stay in self.stays_of(rank) for span in stay.spans]
