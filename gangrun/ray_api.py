@@ -358,6 +358,8 @@ def _headers(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, (http.client.IncompleteRead, http.client.RemoteDisconnected)):
+        return "the connection was cut"
     if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
         return f"its answer is no HTTP ({type(error).__name__})"
     return str(getattr(error, "strerror", None) or error or type(error).__name__)

@@ -66,7 +66,7 @@ class RayCluster(Cluster):
         assert isinstance(work, Task)
         ray_launch.check_secrets(work, self.name)
         if ignored := ray_launch.ignored(work):
-            say(f"{', '.join(ignored)}: Slurm's; does not count on Ray")
+            say(f"{', '.join(ignored)}: this counts on Slurm only")
         session = self.host.dashboard.version().get("session_name")
         taken = None if work.workdir is None else self._snapshot(work.workdir, dirty, say)
         plan = ray_launch.plan(work, launch.new_run_id(work.name), taken, request)

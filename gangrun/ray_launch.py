@@ -79,10 +79,11 @@ def plain(task: Task) -> Task:
 
 
 def ignored(task: Task) -> list[str]:
-    """What of the task's `slurm` section does not count here."""
+    """What of the task does not count here."""
     default = Slurm()
     names = [field.name for field in dataclasses.fields(Slurm) if field.name != "grace"]
-    return [f"slurm.{name}" for name in names if getattr(task.slurm, name) != getattr(default, name)]
+    own = [f"slurm.{name}" for name in names if getattr(task.slurm, name) != getattr(default, name)]
+    return [*(["ports"] if task.ports else []), *own]
 
 
 def check_secrets(task: Task, address: str) -> None:
