@@ -12,6 +12,8 @@ from executor import protocol
 from executor.loop import Loop
 from executor.ray_cluster import Node, one_line
 from executor.ray_relay import LOST, RECORD, Relay
+from executor.shared import Watch
+from executor.verdict import has_ended
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,10 +80,17 @@ def hire(archive: Any, **options: Any) -> Any:
     return ray.remote(Relay).options(**fixed, **options).remote(archive)
 
 
+def _first_record(identity: dict[str, Any]) -> Record:
+    """Of a rank that has not said anything yet."""
+    known = {key: identity[key] for key in ("node_index", "host", "address")}
+    return {"state": protocol.RANK_WAITING, "node": protocol.node_name(identity["node_index"]), **known}
+
+
 class Crew:
     """Owns what is known of its ranks. Only the loop calls it."""
 
-    def __init__(self, nodes: Sequence[Node], relays: Sequence[Any], mailbox: Mailbox) -> None:
+    def __init__(self, nodes: Sequence[Node], relays: Sequence[Any], mailbox: Mailbox, limit_s: float) -> None:
+        """A rank that says nothing for `limit_s` is lost."""
         self.nodes = nodes
         self.records: list[Record | None] = [None] * len(relays)
         self.lost: dict[int, str] = {}
@@ -89,8 +98,12 @@ class Crew:
         self.is_stopping = False
         self._relays = relays
         self._mailbox = mailbox
+        self._words = [0] * len(relays)
+        self._watches = [Watch(limit_s) for _ in relays]
+        self._was_dismissed = False
 
     def begin(self, descriptions: Sequence[dict[str, Any]]) -> None:
+        self.records = [_first_record(description["rank"]["identity"]) for description in descriptions]
         for rank, (relay, description) in enumerate(zip(self._relays, descriptions)):
             how = {"num_returns": "streaming", "_generator_backpressure_num_objects": AHEAD}
             self._listen(rank, relay.run.options(**how).remote(description))
@@ -111,10 +124,11 @@ class Crew:
     def hear(self, message: Message) -> None:
         """Take note of what a rank said about itself."""
         rank = message.rank
+        self._words[rank] += 1
         if message.kind == RECORD:
             self.records[rank] = message.content
         elif message.kind == LOST and not self._has_ended(rank):
-            self.lost[rank] = message.content
+            self.lost.setdefault(rank, message.content)
         elif message.kind == OVER:
             self.open.discard(rank)
 
@@ -123,7 +137,23 @@ class Crew:
         return bool(self.lost) or any(record and record.get("state") in FAILING for record in self.records)
 
     def _has_ended(self, rank: int) -> bool:
-        return (self.records[rank] or {}).get("state") in protocol.RANK_ENDED_STATES
+        return has_ended(self.records[rank])
+
+    def give_up_silent(self) -> None:
+        """Take those for lost that have said nothing for too long. Ray itself notices nodes and workers that end."""
+        for rank in self.open - set(self.lost):
+            if not self._watches[rank].is_silent(self._words[rank]):
+                continue
+            if self._has_ended(rank):
+                self.open.discard(rank)
+            else:
+                self.lost[rank] = "it has not been heard of for %.0f s" % self._watches[rank].silent_s
+
+    def dismiss(self) -> None:
+        """Let the ranks go once all have ended: until then, what early ones left running serves the others."""
+        if not self._was_dismissed and all(map(has_ended, self.records)):
+            self._was_dismissed = True
+            self.signal(protocol.SIGTERM)
 
     def signal(self, number: int) -> None:
         """Pass a signal on to all ranks that have not ended."""

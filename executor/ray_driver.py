@@ -21,7 +21,7 @@ from executor.driving import Cancelled, Ended, failure_of_the_driver, read_secre
 from executor.identity import is_address
 from executor.job import Job, cluster_home
 from executor.launchdir import JobDirectory
-from executor.loop import Arrival, Loop
+from executor.loop import Arrival, Loop, Timer
 from executor.output import Stream, tell
 from executor.protocol import GangrunError
 from executor.ray_cluster import Amounts, Node
@@ -44,6 +44,7 @@ ABANDONED_S = 5.0
 STUCK_OUTPUT_S = 1.0
 FAREWELL_S = 5.0
 PLACED, REFUSED = "placed", "refused"
+NEWS_S = 0.1  # between two looks at what the ranks have said, for those who read of it
 
 
 class RayDriver:
@@ -65,6 +66,7 @@ class RayDriver:
         self._run: Crew | None = None
         self._beats = 0
         self._is_cancelling = False
+        self._news: Timer | None = None
         self._blocked_at: float | None = None
         self._is_deaf = False
         self.exit_code = protocol.EXIT_INFRASTRUCTURE
@@ -219,7 +221,7 @@ class RayDriver:
     # --- ranks at work
 
     def _crew(self, nodes: Sequence[Node]) -> Crew:
-        return Crew(nodes, [self._relay(node) for node in nodes], self._mailbox)
+        return Crew(nodes, [self._relay(node) for node in nodes], self._mailbox, self._job.liveness_timeout_s)
 
     def _work(self, crew: Crew, script: str, is_setup: bool) -> Verdict:
         """Run a script on all nodes of a crew; returns how it ended."""
@@ -230,9 +232,13 @@ class RayDriver:
         step = protocol.STEP_SETUP if is_setup else protocol.STEP_RUN
         self._directory.note(protocol.EVENT_STEP_STARTED, step=step, pid=os.getpid())
         crew.begin([self._description(crew.nodes, rank, script, is_setup) for rank in range(len(crew.nodes))])
+        look_s = min(HEARTBEAT_S, self._job.liveness_timeout_s / 4)
+        look = self._loop.every(look_s, look_s, lambda: self._look_for_silent(crew))
         while crew.open and not crew.is_stopping:
             self._loop.run()
+        self._loop.cancel(look)
         self._wait_for_stopping(crew)
+        self._tell_news(crew)
         verdict = judge(crew.records, "", was_cancelled=False, loss=crew.loss)
         if is_setup:
             self._directory.note(protocol.EVENT_STEP_ENDED, step=step, code=verdict.exit_code)
@@ -259,6 +265,7 @@ class RayDriver:
             "grace_s": job.grace_s,
             "liveness_timeout_s": job.liveness_timeout_s,
             "no_color": bool(os.environ.get("NO_COLOR")),
+            "ports": () if is_setup else job.ports,
         }
         variables = {**(job.setup_env_vars if is_setup else job.env_vars), **self._secrets}
         told = {"script": script, "variables": variables, "ips": ips, "attempt": self._directory.attempt}
@@ -284,14 +291,29 @@ class RayDriver:
             self._show(message.content)
         elif message.kind == WORDS:
             tell(2, message.content)
-        else:
-            crew.hear(message)
-            is_setup = crew is self._setup
-            self._directory.progress(protocol.STEP_SETUP if is_setup else protocol.STEP_RUN, crew.records)
-            if crew.has_failed:
-                crew.stop()
-            if crew.is_stopping or not crew.open:
-                self._loop.stop()
+        crew.hear(message)
+        if message.kind not in (OUTPUT, WORDS):
+            self._on_change(crew)
+
+    def _on_change(self, crew: Crew) -> None:
+        if self._news is None:
+            self._news = self._loop.after(NEWS_S, lambda: self._tell_news(crew))
+        if crew.has_failed:
+            crew.stop()
+        if crew is self._run:
+            crew.dismiss()
+        if crew.is_stopping or not crew.open:
+            self._loop.stop()
+
+    def _tell_news(self, crew: Crew) -> None:
+        self._loop.cancel(self._news)
+        self._news = None
+        self._directory.progress(protocol.STEP_SETUP if crew is self._setup else protocol.STEP_RUN, crew.records)
+
+    def _look_for_silent(self, crew: Crew) -> None:
+        if self._blocked_at is None:  # else we do not listen
+            crew.give_up_silent()
+            self._on_change(crew)
 
     def _wait_for_stopping(self, crew: Crew) -> None:
         """Until all that were told to stop have, and are let go if they do not. Bounded."""

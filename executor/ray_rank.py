@@ -48,7 +48,10 @@ class RayGang(Gang):
 
 
 class RayMember(Member):
-    """Takes orders from standard input, and the end of it for the end of whoever watches over this rank."""
+    """Takes orders from standard input, and the end of it for the end of whoever watches over this rank.
+
+    A TERM that comes after the script's end lets the rank go: all others have ended too.
+    """
 
     _unread = b""
 
@@ -65,14 +68,25 @@ class RayMember(Member):
         return super()._prefix(pid)
 
     def listen(self) -> None:
+        longest_s = min(protocol.BEAT_LONGEST_S, self._options.liveness_timeout_s / 4)
+        self._loop.every(protocol.BEAT_FIRST_S, longest_s, self._gang.beat)
         self._loop.watch(ORDERS, self._on_order)
         self._take_orders(b"")
+
+    def wait_in_barrier(self) -> None:
+        """What the script left running, a server perhaps, lives until the last rank is done."""
+        if not (self._options.is_setup or self._me.num_ranks == 1 or self._lost):
+            self._is_in_barrier = True
+            self._loop.run()
 
     def _on_order(self) -> None:
         chunk = os.read(ORDERS, READ_BYTES)
         if not chunk:
             self._loop.forget(ORDERS)
-            self._lose(GONE)
+            if self._is_in_barrier:
+                self._loop.stop()
+            else:
+                self._lose(GONE)
         self._take_orders(chunk)
 
     def _take_orders(self, chunk: bytes) -> None:
@@ -125,8 +139,12 @@ def _live(description: dict[str, Any], options: Options, gang: RayGang) -> int:
     try:
         if options.workdir:
             slurm.enter_directory(options.workdir)
+        slurm.tell_taken_ports(options, gang.me)
         script = description["script"].encode("utf-8", "surrogateescape")
-        return member.run_script(script, _variables(description, options, gang.me.rank))
+        code = member.run_script(script, _variables(description, options, gang.me.rank))
+        if code == 0 and not member.is_stopping:
+            member.wait_in_barrier()
+        return code
     finally:
         member.end_what_is_left()
 

@@ -97,7 +97,7 @@ def _live(options: Options, member: Member, gang: Gang, script: bytes, variables
     if options.setup_done_signal_file:
         member.wait_for_go(SignalFile(options.setup_done_signal_file))
     _enter_workdir(options)
-    _tell_taken_ports(options, gang.me)
+    tell_taken_ports(options, gang.me)
     run = _run_in_ray if options.ray else _run
     code = run(options, member, gang, script, environment.for_script(os.environ, variables))
     if code == 0 and not member.is_stopping:
@@ -117,7 +117,8 @@ def _visible_gpus(options: Options, me: identity.Identity) -> dict[str, str]:
     return sharing.no_gpus(os.environ) if own is None else own
 
 
-def _tell_taken_ports(options: Options, me: identity.Identity) -> None:
+def tell_taken_ports(options: Options, me: identity.Identity) -> None:
+    """Warn of ports of the script that somebody on this node listens on already."""
     if not options.ports:
         return
     from executor import sharing

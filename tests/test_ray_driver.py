@@ -108,6 +108,20 @@ def test_setup_alone_holds_nothing_and_runs_where_the_cluster_is_full(bench: Ray
     assert full.wait().status["state"] == protocol.CANCELLED
 
 
+def test_what_an_early_rank_leaves_running_lives_until_the_last_is_done(bench: RayBench) -> None:
+    (bench.directory / "hello").touch()
+    script = """
+        if [ $SKYPILOT_NODE_RANK = 0 ]; then python3 -m http.server 18765 & exit 0; fi
+        sleep 1; exec python3 -c "
+import os, urllib.request as r
+print(r.urlopen('http://%s:18765/' % os.environ['SKYPILOT_NODE_IPS'].split()[0]).status)"
+    """
+    done = bench.drive(script, cluster_ips=addresses(bench, "n1", "n2", "n3"), ports=(6379,))
+    assert done.code == 0 and done.log("2-worker2.log") == "200\n", done.output
+    assert done.output.count("warning: port 6379 of task is taken on n1 already") == 1, "Ray's own"
+    assert not bench.left_behind("http.server 18765")
+
+
 # --- who is which rank
 
 
@@ -196,6 +210,22 @@ def test_a_relay_or_a_rank_that_is_killed_leaves_no_script(bench: RayBench) -> N
         eventually(bench.is_free, 20)
         assert (bench.directory / "0").exists(), "the others have their grace"
     assert (bench.directory / "1").exists(), "a script whose relay was killed has its grace"
+
+
+def test_a_rank_that_falls_silent_is_given_up(bench: RayBench) -> None:
+    running = bench.start("sleep 4713", grace_s=0.5, liveness_timeout_s=6.0, nodes=2)
+    running.wait_running(2)
+    ranks = [
+        process for node in bench.bed.nodes for process in bench.bed.processes(node) if "ray-rank" in process.cmdline
+    ]
+    os.kill(ranks[0].pid, signal.SIGSTOP)
+    try:
+        done = running.wait(40)
+    finally:
+        os.kill(ranks[0].pid, signal.SIGCONT)
+    assert (done.code, done.status["state"]) == (125, protocol.FAILED_DRIVER)
+    assert re.search(r"rank \d on n\d \(\S+\) was lost: it has not been heard of for \d s\n", done.output), done.output
+    eventually(lambda: not bench.left_behind("sleep 4713"), 10)
 
 
 def test_a_driver_killed_with_9_leaves_nothing_and_the_next_is_one_more_attempt(bench: RayBench) -> None:
