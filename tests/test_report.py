@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from codegen.spec import SpecError
 from executor import protocol
 from executor.protocol import GangrunError, UsageError
+from executor.rank_events import RankEvents
 from gangrun import checkpoint, cli, estimate
 from gangrun.cluster import NotFound
 from gangrun.report import goodput, model, text
@@ -671,6 +672,45 @@ class TestCheckpoint:
         story = two_attempts(1)
         story.marks = [f"{T0 + 102} 1"]
         assert math.isfinite(story.report().goodput.useful_s) and story.report().goodput.marks == 1
+
+
+# --- what the driver writes
+
+
+class TestRankEvents:
+    """Records as ranks write them, from one look of the driver to the next."""
+
+    def record(self, **fields: Any) -> dict[str, Any]:
+        return {"node": "head", "host": "n1", "joined": 1.0, "started": None, "state": "waiting", **fields}
+
+    def test_each_begin_and_each_end_is_told_once(self) -> None:
+        events = RankEvents(lambda: 50.0)
+        runs, done = (
+            self.record(started=2.0, state="running"),
+            self.record(started=2.0, state="done", code=0, ended=9.0),
+        )
+        assert events.news("run", [None, self.record()]) == []
+        assert [(name, told["rank"]) for name, told in events.news("run", [runs, self.record()])] == [
+            ("rank_started", 0)
+        ]
+        assert events.news("run", [runs, self.record()]) == []
+        (told,) = events.news("run", [done, self.record()])
+        assert told == ("rank_done", {"step": "run", "rank": 0, "state": "done", "exit_code": 0, "ended": 9.0})
+        assert events.news("run", [done, self.record()]) == []
+
+    def test_the_end_of_the_last_rank_is_left_to_the_end_of_the_attempt_but_not_in_setup(self) -> None:
+        done = [self.record(started=2.0, state="done", code=0, ended=9.0)]
+        assert [name for name, _ in RankEvents().news("run", done)] == ["rank_started"]
+        assert [name for name, _ in RankEvents().news("setup", done)] == ["rank_started", "rank_done"]
+
+    def test_a_rank_was_heard_when_its_record_changed_last(self) -> None:
+        times = iter((10.0, 20.0))
+        events = RankEvents(lambda: next(times))
+        events.news("run", [self.record(beat=1)])
+        events.news("run", [self.record(beat=1)])
+        assert (events.heard(0), events.heard(1)) == (10.0, None)
+        events.news("run", [self.record(beat=2)])
+        assert events.heard(0) == 20.0
 
 
 # --- docs/report.md
