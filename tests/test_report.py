@@ -574,12 +574,18 @@ class TestVerb:
         found = json.loads(gangrun("report", str(job_directory), "--json", "--checkpoint-pattern", pattern).output)
         assert [mark["step"] for mark in found["tasks"][0]["checkpoints"]] == [7, 9]
 
+    def test_a_pattern_that_matches_nothing_is_told(self, job_directory: Path) -> None:
+        pattern = "(?P<time>x)(?P<step>y)"
+        done = gangrun("report", str(job_directory), "--checkpoint-pattern", pattern)
+        assert done.exit_code == 0 and "no line of rank 0's log matches" in done.stderr
+
     @pytest.mark.parametrize(
         "make, words",
         [
             (lambda path: "no/such/file", "no such file or directory"),
             (lambda path: str(path), "no events are there"),
             (lambda path: str(empty_file(path)), "no events are there"),
+            (lambda path: "/etc/passwd", "no events are there"),
         ],
     )
     def test_a_path_without_events_is_refused(self, make: Callable[[Path], str], words: str, tmp_path: Path) -> None:

@@ -53,6 +53,10 @@ class Report(NamedTuple):
     skipped: int
 
     @property
+    def has_begun(self) -> bool:
+        return any(chapter.timeline.attempts for chapter in self.chapters)
+
+    @property
     def is_group(self) -> bool:
         return bool(self.chapters) and bool(self.chapters[0].label)
 
@@ -89,10 +93,11 @@ def of_path(path: str, pattern: re.Pattern[str] | None) -> Report:
         ]
     else:
         parts = [part_of(part) for part in agent.report_parts(_job_directory(path), pattern and pattern.pattern)]
-    if not any(part.events.strip() for part in parts):
+    report = compose(parts, pattern, float(time.localtime().tm_gmtoff), None) if parts else None
+    if report is None or not report.has_begun:
         ways = f"use the directory of a job, which holds {protocol.EVENTS_NAME}, or such a file"
         raise SpecError(f"job={path!r}: no events are there; {ways}")
-    return compose(parts, pattern, float(time.localtime().tm_gmtoff), None)
+    return report
 
 
 def _job_directory(path: str) -> str:

@@ -23,6 +23,8 @@ WIDTH_ELSEWHERE = 100
 def report(word: str, task: str | None, host: str | None, html: str | None, pattern: str | None, as_json: bool) -> int:
     compiled = None if pattern is None else goodput.compiled(pattern)
     found = _found(word, host, compiled)
+    if pattern is not None and not any(chapter.marks for chapter in found.chapters):
+        click.echo(f"gangrun: --checkpoint-pattern={pattern!r}: no line of rank 0's log matches", err=True)
     if task is not None:
         found = source.only(found, _task_name(found, task))
     if html is not None:
