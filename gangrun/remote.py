@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -54,6 +55,9 @@ END_S = 0.5  # for the last words of a program that was killed
 SSH_FAILED = 255
 # Shorter than a socket's longest name: 104 bytes on some systems, and ssh adds 17 for a temporary one.
 LONGEST_SOCKET = 80
+# ssh_config(5): whatever happens to the shared connection, no other one is opened.
+ONLY_SHARED = ("-o", "ControlMaster=no", "-o", "ProxyCommand=false")
+CONTROL_PATH = re.compile(r"^controlpath (?!none$)(.+)$", re.MULTILINE)  # of `ssh -G`, with all its tokens expanded
 NEEDS_LOGIN = ("Permission denied", "Too many authentication failures", "keyboard-interactive", "Host key verification")
 # The interpreter reads its program from standard input, then the request, then what is uploaded. No shell of the user's
 # reads more than these plain words (tcsh, fish); single quotes mean the same to all of them.
@@ -151,12 +155,13 @@ class SshHost(Host):
         self.name = alias
         self.logins = 0
         self._socket: str | None = None
+        self._places: tuple[str | None, str] | None = None
 
     def _argv(self, command: str) -> list[str]:
-        return [*self._ssh(), "-T", "-o", "ControlMaster=no", "-o", "ProxyCommand=false", "--", self.name, command]
+        return [*self._ssh(), "-T", *ONLY_SHARED, "--", self.name, command]
 
     def _ssh(self) -> list[str]:
-        own = ["-S", self._socket] if self._socket else []
+        own = _at(self._socket) if self._socket else []
         return ["ssh", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR", *own]
 
     def _exchange(self, command: str, head: bytes, payload: IO[bytes] | None, limit_s: float, mark: str) -> Any:
@@ -181,19 +186,27 @@ class SshHost(Host):
 
     def connect(self) -> None:
         """Find or open the shared connection: the user's own, if there is one. Raises Unreachable, LoginNeeded."""
-        if self._socket is None and self._is_alive(None):
+        theirs, ours = self._places = self._places or self._find_places()
+        if theirs is not None and self._socket in (None, theirs) and self._is_alive(theirs):
+            self._socket = theirs
             return
-        self._socket = self._socket or str(control_directory() / _short(self.name + self._route()))
-        if self._is_alive(self._socket):
+        self._socket = ours
+        if self._is_alive(ours):
             return
         try:
-            with FileLock(self._socket + ".lock", timeout=LOGIN_TIMEOUT_S):
-                if not self._is_alive(self._socket):
+            with FileLock(ours + ".lock", timeout=LOGIN_TIMEOUT_S):
+                if not self._is_alive(ours):
                     with contextlib.suppress(OSError):  # a dead one in its place, and ssh goes on without sharing
-                        os.unlink(self._socket)
+                        os.unlink(ours)
                     self._login()
         except Timeout as error:
             raise Unreachable(f"{self.name}: another process has been logging in for too long") from error
+
+    def _find_places(self) -> tuple[str | None, str]:
+        """Where the user's own shared connection would be, if they have one, and where ours would be."""
+        route = self._route()
+        theirs = CONTROL_PATH.search(route)
+        return theirs and theirs.group(1), str(control_directory() / _short(self.name + route))
 
     def _route(self) -> str:
         """What ssh makes of the alias now: another user, port, jump host or key is another connection."""
@@ -203,23 +216,21 @@ class SshHost(Host):
         return said.decode("utf-8", "replace")
 
     def wait_for_login(self) -> None:
-        while not self._is_alive(self._socket):
+        while self._socket is not None and not self._is_alive(self._socket):
             time.sleep(LOGIN_LOOK_S)
 
     def disconnect(self) -> None:
         """End our own shared connection; a later call opens another one."""
-        if self._socket:
+        if self._places and self._socket == self._places[1]:
             self._control(self._socket, "exit")
 
-    def _is_alive(self, socket: str | None) -> bool:
-        """Whether there is a shared connection; `None` is the one of the user's own configuration."""
-        if socket is not None and not os.path.exists(socket):
-            return False
-        return self._control(socket, "check")
+    def _is_alive(self, socket: str) -> bool:
+        return os.path.exists(socket) and self._control(socket, "check")
 
-    def _control(self, socket: str | None, word: str) -> bool:
-        where = ["-S", socket] if socket else []
-        code, _, _ = run(["ssh", *where, "-O", word, "--", self.name], b"", None, CONNECT_TIMEOUT_S)
+    def _control(self, socket: str, word: str) -> bool:
+        # A connection that ends just then takes this request and does not answer, and ssh goes on and logs in.
+        argv = ["ssh", "-o", "BatchMode=yes", *_at(socket), *ONLY_SHARED, "-O", word, "--", self.name]
+        code, _, _ = run(argv, b"", None, CONNECT_TIMEOUT_S)
         return code == 0
 
     def _login(self) -> None:
@@ -327,6 +338,10 @@ def _plain(python: str) -> str:
     if not all(c.isalnum() or c in "/._-+" for c in python):
         raise SpecError(f"python={python!r}: use the path of an interpreter, of letters, digits and / . _ - + only")
     return python
+
+
+def _at(socket: str) -> list[str]:
+    return ["-S", socket.replace("%", "%%")]
 
 
 def _short(name: str) -> str:

@@ -859,6 +859,67 @@ class TestHosts:
         assert polling.wait() == 0, polling.err
         assert laptop.login.sessions() == 2
 
+    def test_many_processes_make_one_login_and_one_more_when_it_is_lost(self, own_laptop: Desk) -> None:
+        laptop = own_laptop
+        first = [self.polls(laptop, 2) for _ in range(4)]
+        assert [polling.wait() for polling in first] == [0] * 4, [polling.err for polling in first]
+        assert laptop.login.sessions() == 1
+        (master,) = [one for one in laptop.cluster.processes(LAPTOP) if "ControlMaster=yes" in one.cmdline]
+        again = [self.polls(laptop, 8) for _ in range(4)]
+        for polling in again:
+            polling.until_out("2\n")
+        os.kill(master.pid, signal.SIGKILL)
+        assert [polling.wait() for polling in again] == [0] * 4, [polling.err for polling in again]
+        assert laptop.login.sessions() == 2
+
+    def test_a_connection_that_ends_while_it_is_asked_for_is_no_reason_to_log_in_twice(self, own_laptop: Desk) -> None:
+        """ssh -O check goes on and logs in by itself if the other end takes it and says nothing."""
+        code = """
+            import json, os, socket, threading, time
+            from gangrun.remote import open_host
+            host = open_host("head")
+            host.connect()
+            host.disconnect()
+            while os.path.exists(host._socket):
+                time.sleep(0.01)
+            dying = socket.socket(socket.AF_UNIX)
+            dying.bind(host._socket)
+            dying.listen(9)
+            def end_each():
+                while True:
+                    dying.accept()[0].close()
+            threading.Thread(target=end_each, daemon=True).start()
+            answer = host.call("commands", commands={"hello": ["echo", "hello"]}, limit_s=20)
+            print(json.dumps([host.logins, answer["hello"]["stdout"]]))
+        """
+        assert own_laptop.python(code) == [2, "hello\n"]
+        assert own_laptop.login.sessions() == 2
+
+    @pytest.mark.parametrize("options", ["ControlMaster yes", "ControlMaster yes\nControlPath {home}/run/their%%s-%C"])
+    def test_settings_of_ones_own_for_sharing_are_no_reason_to_log_in_twice(
+        self, own_laptop: Desk, options: str
+    ) -> None:
+        """With them ssh never asks a shared connection, but opens one."""
+        laptop = own_laptop
+        self.alias(laptop, "sharing", options.format(home=laptop.home))
+        code = """
+            import json
+            from gangrun.remote import open_host
+            host = open_host("sharing")
+            for _ in range(3):
+                answer = host.call("commands", commands={"hello": ["echo", "hello"]}, limit_s=20)
+            print(json.dumps([host.logins, answer["hello"]["stdout"]]))
+        """
+        for logins in (1, 0):
+            assert laptop.python(code) == [logins, "hello\n"]
+        assert laptop.login.sessions() == 1
+        if "ControlPath" in options:  # and once they have one, it is used
+            laptop.disconnect()
+            theirs = laptop.start("ssh", "-fN", "sharing")
+            assert theirs.wait() == 0, theirs.err
+            assert laptop.python(code) == [0, "hello\n"] and laptop.login.sessions() == 2
+            assert laptop.masters() == []
+
     @pytest.mark.slow
     def test_a_host_that_does_not_answer_for_a_while_fails_no_wait(self, own_laptop: Desk) -> None:
         """AgnostiqHQ/covalent-slurm-plugin#64, dstackai/dstack#2627."""
