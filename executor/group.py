@@ -118,7 +118,7 @@ class GroupDriver:
         self._stream = Stream()
         self._cancelled_by: int | None = None
         self._failure = ""  # of the group itself
-        self._is_ending = False
+        self._has_begun = self._is_ending = False
         self._told: object = None
 
     def run(self) -> int:
@@ -139,6 +139,7 @@ class GroupDriver:
             self._tell_nodes()
             self._choose_names()
             self._look()
+            self._has_begun = True
             self._directory.enter(protocol.RUNNING)
             self._loop.every(LOOK_S, LOOK_S, self._look)
             self._loop.run()
@@ -160,7 +161,7 @@ class GroupDriver:
         for member in self._members:
             self._read_record(member)
             if not self._is_ending and not member.is_running and not member.has_ended and self._may_start(member):
-                self._start(member)
+                self._begin(member)
         standings = [member.standing() for member in self._members]
         if not self._is_ending and (is_over(standings, self._group.stops_on_primary_failure) or self._is_stuck()):
             self._end_all()
@@ -231,6 +232,37 @@ class GroupDriver:
         lines = "".join(f"    | {line}\n" for line in probe.last_lines(TAIL_LINES))
         tell(1, f"gangrun: {self._failure}\ngangrun: the end of its output:\n{lines}")
         self._end_all()
+
+    def _begin(self, member: Member) -> None:
+        """A task that waited for another may find that its nodes are gone."""
+        if self._has_nodes(member):
+            return self._start(member)
+        member.code, member.ended = protocol.EXIT_INFRASTRUCTURE, time.time()
+        self._tell_failure(member)
+
+    def _has_nodes(self, member: Member) -> bool:
+        """Free nodes of the group take the place of lost ones (sbatch --no-kill); its record says if there are none."""
+        lost = slurm_commands.lost_nodes(self._group.slurm_job_id, member.nodes if self._has_begun else [])
+        if not lost:
+            return True
+        declared = (one for one in self._members if one is not member and not one.task.is_dynamic)
+        others = [(one.task, one.nodes) for one in declared if not one.has_ended]
+        try:
+            self._move(member, self._placement.instead(member.task, member.nodes, lost, others))
+        except UsageError as error:
+            reason = f"{error} ({member.record['reason']})" if member.record.get("reason") else str(error)
+            member.record = {**member.record, "state": protocol.FAILED_DRIVER, "reason": reason}
+            return False
+        tell(1, f"gangrun: {member.task.name} has lost {names_of(lost)}; it gets {names_of(member.nodes)}\n")
+        return True
+
+    def _move(self, member: Member, nodes: list[str]) -> None:
+        """Its peers learn of it by their hosts files."""
+        member.nodes = nodes
+        self._addresses.update(addresses_of(nodes))
+        self._write_hosts()
+        self._directory.tell_nodes(sorted({node for one in self._members for node in one.nodes}))
+        self._directory.note("task_moved", task=member.task.name, nodes=nodes)
 
     def _start(self, member: Member) -> None:
         group, task = self._group, member.task
@@ -371,13 +403,20 @@ class GroupDriver:
         member.pid, member.code = None, code
         member.ended = float(member.record.get("ended") or time.time())
         self._directory.note("task_ended", task=member.task.name, state=member.state, exit_code=code)
-        if not self._is_ending and self._may_restart(member):
+        if self._may_restart(member):
             self._restart(member)
         elif member.state != protocol.SUCCEEDED and not member.why_told:
-            tell(1, f"gangrun: task {member.task.name} is {member.state}, {protocol.describe_code(code)}\n")
+            self._tell_failure(member)
+
+    def _tell_failure(self, member: Member) -> None:
+        words = protocol.describe_code(member.code or 0)
+        tell(1, f"gangrun: task {member.task.name} is {member.state}, {words}\n")
 
     def _may_restart(self, member: Member) -> bool:
-        return member.state != protocol.SUCCEEDED and member.restarts < member.task.max_restarts
+        is_wanted = member.state != protocol.SUCCEEDED and member.restarts < member.task.max_restarts
+        if self._is_ending or not is_wanted or slurm_commands.is_ending(self._group.slurm_job_id):
+            return False
+        return self._has_nodes(member)
 
     def _restart(self, member: Member) -> None:
         words = (member.task.name, member.state, protocol.describe_code(member.code or 0))

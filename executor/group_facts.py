@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from executor import protocol
-from executor.group_pack import Need, Room, divide, require_own_ports
+from executor.group_pack import Load, Need, Room, counted, divide, names_of, require_own_ports
 from executor.group_rooms import least_gpus, rooms_of
 from executor.identity import expand_hosts
 from executor.protocol import UsageError
@@ -54,6 +54,9 @@ class Group(NamedTuple):
     python: str | None = None
 
 
+Others = Sequence[tuple[Task, Sequence[str]]]  # with their nodes
+
+
 class Placement:
     """The nodes of each task: its component's, its part of the allocation, or those it shares."""
 
@@ -61,6 +64,8 @@ class Placement:
         self._group = group
         self._all = expand_hosts(os.environ.get(protocol.SLURM_JOB_NODELIST, ""), protocol.SLURM_JOB_NODELIST)
         self._used = 0
+        self._lost: set[str] = set()
+        self._has_guests = False
         self._rooms: dict[str, Room] | None = None
 
     def nodes(self) -> list[list[str]]:
@@ -84,13 +89,43 @@ class Placement:
             raise UsageError(f"task {task.name} needs {task.num_nodes} nodes, and {len(own)} are left for it")
         return own
 
+    def instead(self, task: Task, nodes: Sequence[str], lost: Sequence[str], others: Others) -> list[str]:
+        """These nodes with free ones in place of those that are lost; `others` are the tasks that need theirs.
+
+        Raises UsageError if there are too few.
+        """
+        known = {*nodes, *self._lost, *lost}
+        self._lost.update(lost)
+        free = iter([node for node in self._free(task, others) if node not in known])
+        found = [next(free, "") if node in lost else node for node in nodes]
+        if "" in found:
+            count = f"{counted(len(lost), 'node')} of task {task.name}"
+            raise UsageError(f"lost {names_of(lost)}, {count}; the group has none left in its place")
+        return found
+
+    def _free(self, task: Task, others: Others) -> list[str]:
+        if not self._group.is_parallel:
+            return self._all
+        if self._group.is_shared:
+            return [node for node in self._all if self._has_room(node, task, others)]
+        busy = {node for _, nodes in others for node in nodes}
+        return [node for node in self._component(task) or self._all if node not in busy]
+
+    def _has_room(self, node: str, task: Task, others: Others) -> bool:
+        load = Load(self._known_rooms().get(node, Room()))
+        there = [other.need for other, nodes in others if node in nodes]
+        for need in there:
+            load.take(need)
+        return load.has_room_for(task.need) and not any({*task.ports} & {*need.ports} for need in there)
+
     def nodes_for_more(self, task: Task) -> list[str]:
         """Of a heterogeneous job the nodes of the component it belongs to; else none: Slurm chooses free ones."""
+        self._has_guests = True
         return self._component(task) or []
 
     def node_gpus(self, task: Task, nodes: Sequence[str]) -> int:
         """The GPUs that the job has on each node of a task that is not alone there; 0 if it is, or nobody says."""
-        is_alone = not (self._group.is_shared or task.is_dynamic)
+        is_alone = not (self._group.is_shared or self._has_guests)
         return 0 if is_alone else least_gpus(self._known_rooms(), nodes)
 
     def _known_rooms(self) -> dict[str, Room]:

@@ -24,6 +24,7 @@ QUEUE_TIMES = {
 }
 PREEMPTED = re.compile(r"\bPreemptTime=\d")
 NODE_LIST = re.compile(r"^\s*NodeList=(\S+)", re.MULTILINE)
+AT_WORK = re.compile(r"\bJobState=RUNNING\b")
 KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
 DEFAULT_KILL_WAIT_S = 30.0
 RESTARTS = re.compile(r"\bRestarts=(\d+)")
@@ -110,9 +111,18 @@ def _within_a_year(end: int) -> int | None:
 
 def lost_nodes(slurm_job_id: str, wanted: Sequence[str]) -> list[str]:
     """The nodes that the job does not hold any more: with --no-kill it outlives the loss of some (sbatch(1))."""
-    held = NODE_LIST.search(output_of(["scontrol", "show", "job", slurm_job_id]) or "")
-    names = output_of(["scontrol", "show", "hostnames", held.group(1)]) if held else None
+    if not wanted:
+        return []
+    held = NODE_LIST.findall(output_of(["scontrol", "show", "job", slurm_job_id]) or "")  # of each component
+    held = [nodes for nodes in held if nodes != "(null)"]
+    names = output_of(["scontrol", "show", "hostnames", ",".join(held)]) if held else None
     return [] if names is None else [node for node in wanted if node not in names.split()]
+
+
+def is_ending(slurm_job_id: str) -> bool:
+    """Whether Slurm ends the job, or is about to run it again (squeue(1), JOB STATE CODES)."""
+    text = output_of(["scontrol", "show", "job", slurm_job_id])
+    return text is not None and AT_WORK.search(text) is None
 
 
 def down_nodes(nodes: Sequence[str]) -> list[str]:

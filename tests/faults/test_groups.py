@@ -162,6 +162,27 @@ class TestDeadParts:
         row.saw("SUCCEEDED in attempt 1", 0)
         row.version = groups.bench.cluster.slurm_version
 
+    @pytest.mark.slow
+    def test_a_task_goes_on_without_its_node(self, own_cluster: BootCluster, shared_dir: Path, fault: Fault) -> None:
+        row = fault("an auxiliary's node loses its power, job with --no-kill; it says max_restarts: 1; a node more")
+        groups = GroupBench(Bench(own_cluster(nodes=3, gpus=0, slurmd_timeout_s=5), shared_dir))
+        tasks = [groups.task("trainer", groups.waits_for("go")), groups.aux("server", FOREVER, max_restarts=1)]
+        group = groups.submit(*tasks, sbatch="--no-kill --nodes=3")
+        group.until_up("server")
+        group.until_state("server", protocol.RUNNING)
+        (lost,) = group.tasks()["server"]["nodes"]
+        row.injected()
+        groups.bench.cluster.power_off(lost)
+        eventually(lambda: group.tasks()["server"]["restarts"] == 1, DETECTION_S)
+        group.until_state("server", protocol.RUNNING)
+        (new,) = group.tasks()["server"]["nodes"]
+        row.saw(f"server has lost {lost}; it gets {new}: RUNNING again, and the group SUCCEEDED", 0)
+        groups.touch("go")
+        outcome = group.wait()
+        assert (outcome.status["state"], outcome.code) == (SUCCEEDED, 0), outcome.output
+        assert f"gangrun: server has lost {lost}; it gets {new}\n" in outcome.output
+        row.check_nothing_left(groups.bench)
+
 
 def _running(cluster: Cluster, nodes: list[str], marker: str) -> list[str]:
     return [p.cmdline for node in nodes for p in cluster.processes(node) if marker in p.cmdline]
