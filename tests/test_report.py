@@ -248,6 +248,16 @@ class TestGoodput:
         found = story.report().goodput
         assert (found.useful_s, found.recomputed_s) == (200 + 100, 50 + 100)
 
+    def test_marks_of_all_ranks_are_as_good_as_those_of_one(self) -> None:
+        """Each notes its part of the same checkpoint, one after the other."""
+        story = two_attempts(4)
+        expected = story.report().goodput
+        words = [mark.split() for mark in story.marks]
+        story.marks += [f"{float(at) + late} {step}" for at, step, _ in words for late in (1, 2, 3)]
+        found = story.report().goodput
+        assert found.recomputed_s == pytest.approx(expected.recomputed_s - 3)  # the last part of the last one counts
+        assert found.useful_s == pytest.approx(expected.useful_s + 3) and found.checkpoint_s == expected.checkpoint_s
+
     def test_the_share_is_that_of_gangrun_estimate(self) -> None:
         """Eight hours, a checkpoint each half hour that takes two minutes, three preemptions amid an interval."""
         plan = estimate.Plan(8 * 3600.0, 1800.0, 120.0, 2400.0)

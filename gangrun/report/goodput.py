@@ -221,7 +221,7 @@ def _pieces(attempt: Attempt, marks: Sequence[Mark], best: float, is_done: bool)
 
 def _split(work: Span, begin_step: float, end_step: float, best: float) -> tuple[Span, Span]:
     """The work between two marks: what was known before, and what is new. Steps take equally long."""
-    if end_step <= best:
+    if end_step < best:
         return work, Span("", work.end, work.end)
     if begin_step >= best or not math.isfinite(begin_step):
         return Span("", work.begin, work.begin), work
