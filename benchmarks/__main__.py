@@ -13,7 +13,7 @@ import sys
 import tempfile
 from typing import Callable, NoReturn
 
-from benchmarks import barrier, client, elastic, gang, nodes, output, scale, setup_done, skypilot, start
+from benchmarks import barrier, client, elastic, gang, nodes, output, ray, scale, setup_done, skypilot, start
 from benchmarks.place import Place, Session
 from benchmarks.report import Report
 from benchmarks.skypilot import PeerError
@@ -28,7 +28,11 @@ BENCHMARKS: dict[str, Callable[[Session], None]] = {
     "client": client.run,
     "elastic": elastic.run,
 }
-BY_NAME_ONLY: dict[str, Callable[[Session], None]] = {"barrier": barrier.run, "nodes": nodes.run}  # minutes
+BY_NAME_ONLY: dict[str, Callable[[Session], None]] = {  # they take minutes
+    "barrier": barrier.run,
+    "nodes": nodes.run,
+    "ray": ray.run,
+}
 NAMES = "of %s (default: all); or of %s" % (" ".join(BENCHMARKS), " ".join(BY_NAME_ONLY))
 MAKE_VENV = "skypilot-venv"
 # Short, because sockets lie below it, and seen by all nodes of the test bed.

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks import start
 from benchmarks.place import STAMP, Place
@@ -96,10 +96,10 @@ def parse_step(text: str, ranks: int) -> Step:
 
 
 @contextmanager
-def booted(place: Place, nodes: int) -> Iterator[Bed]:
+def booted(place: Place, nodes: int, **choices: Any) -> Iterator[Bed]:
     """A cluster that is taken away at the end of the context, whatever happens."""
     root = Path(place.directory) / ("slurm%d" % nodes)
-    with Cluster.boot(root, nodes=nodes, name="bench") as cluster:
+    with Cluster.boot(root, nodes=nodes, name="bench", **choices) as cluster:
         yield Bed(cluster, place)
 
 

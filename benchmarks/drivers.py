@@ -1,16 +1,20 @@
 """Whole drivers on the test bed: a batch job that runs them one after the other, timed from start to exit."""
 
+from __future__ import annotations
+
 import sys
 from typing import Callable
 
 from benchmarks.bed import JOB_TIMEOUT_S, Bed, quoted
-from codegen import Bundle, Job, render_driver
+from codegen import Bundle, Job, Resources, render_driver
 
 # In a job's log: NAME BEGIN END CODE; the drivers' own output goes to files of their own.
 ROUND = 'a=$EPOCHREALTIME; %s >%s 2>&1; c=$?; echo "DRIVER %s $a $EPOCHREALTIME $c"'
 
 
-def render_ours(bed: Bed, slurm_job_id: str, name: str, setup: str, run: str) -> list[str]:
+def render_ours(
+    bed: Bed, slurm_job_id: str, name: str, setup: str | None, run: str, resources: Resources | None = None
+) -> list[str]:
     """Write a driver beside its archive; returns its command line."""
     directory = bed.place.new("driver")
     job = Job(
@@ -21,6 +25,7 @@ def render_ours(bed: Bed, slurm_job_id: str, name: str, setup: str, run: str) ->
         cluster_ips=tuple(bed.ips),
         setup=setup,
         run=run,
+        resources=resources or Resources(),
         python=sys.executable,
     )
     return [sys.executable, Bundle(job, render_driver(job)).write(directory)]

@@ -61,12 +61,9 @@ def run(session: Session) -> None:
     if reason:
         session.report.skip("elastic", reason)
         return
-    cluster = Cluster.boot(Path(session.place.directory) / "elastic", nodes=NODES, gpus=GPUS, cpus=8)
-    try:
+    with _booted(session) as cluster:
         split = _measure(session, cluster, _split_file(session), "split")
         turns = _measure(session, cluster, _elastic_file(session), "rlhf-elastic")
-    finally:
-        cluster.down()
     report = session.report
     report.kept[Measured.NAME] = _kept(split, turns).to_json()
     report.heading("elastic: %d GPUs, %d rounds of %d + %d GPU-units" % (NODES * GPUS, ROUNDS, ROLLOUT, TRAIN))
@@ -74,6 +71,16 @@ def run(session: Session) -> None:
         report.row(name, units, "units", ("its floor of %g" % best, best), limit=Limit(best * 1.25))
         report.row(name + ", used", 100 * LEAST / units, "%")
     report.row("turns over split", split / turns, "x", limit=Limit(1.6, at_least=True))
+
+
+def turns_units(session: Session) -> float:
+    """Units a round of phases that take turns, on a cluster of their own."""
+    with _booted(session) as cluster:
+        return _measure(session, cluster, _elastic_file(session), "rlhf-elastic")
+
+
+def _booted(session: Session) -> Cluster:
+    return Cluster.boot(Path(session.place.directory) / "elastic", nodes=NODES, gpus=GPUS, cpus=8)
 
 
 def _kept(split: float, turns: float) -> Measured:
