@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from gangrun.snapshot import Snapshot
 
 SESSION = "session"  # of the cluster, at the launch: every start of Ray's head makes another one
-LAST_WORDS = 20
+LAST_WORDS = 10
 OUR_WORDS = "gangrun: "
 
 
@@ -154,11 +153,13 @@ class RayCluster(Cluster):
         return Explanation(f"it is {run.state}", (*facts, *said[-1:]))
 
     def _why_ended(self, job: Job, run: Run) -> Explanation:
-        record = json.loads(self.host.call("describe", run=run.run)["record"] or "null")
-        if record:
+        record = states.parse_record(self.host.call("describe", run=run.run)["record"])
+        if record is not None and record.is_terminal:
             return super().explain(job, run)
         code = "" if run.exit_code is None else f", {protocol.describe_code(run.exit_code)}"
-        return Explanation(f"it is {run.state}{code}", (run.reason,) if run.reason else ())
+        said = [] if run.state == states.LOST else self._last_lines(job)
+        end = ["the end of its output:", *(f"| {line}" for line in said)] if said else []
+        return Explanation(f"it is {run.state}{code}", (*filter(None, [run.reason]), *end))
 
     def _last_lines(self, job: Job) -> list[str]:
         try:

@@ -25,6 +25,7 @@ PIECE_TIMEOUT_S = 30.0
 ALIVE_S = 1.0  # between two looks at a job whose log is silent
 CHECK_S = 20.0  # a log that is silent for so long is compared with what Ray has of it: a connection may die unseen
 TAIL_BYTES = 2048
+UNKNOWN_SIZE = 1 << 62  # of a log: its end is where no more comes
 TAIL_LINES = 50
 ASKED_AT_ONCE = 16
 SECOND_STOP, LAST_STOP = "TERM", "KILL"
@@ -111,7 +112,7 @@ class RayHost(Host):
             self._close(run, name)
             raise
         return {
-            "inode": 1, "offset": log.offset, "size": log.offset + 1, "is_new": False, "is_there": True,
+            "inode": 1, "offset": log.offset, "size": UNKNOWN_SIZE, "is_new": False, "is_there": True,
             "data": base64.b64encode(data).decode(), "record": state,
         }  # fmt: skip
 
@@ -152,6 +153,16 @@ class RayHost(Host):
         nodes = self._nodes_with(run, base)
         return (nodes[0], _in_folder(run, base)) if nodes else None
 
+    def _places(self, run: str) -> Mapping[str, tuple[str, str]]:
+        """Of all logs of a run: each node is asked once, however many there are."""
+        output = self._place(run, agent.OUTPUT)
+        found = {
+            f"{agent.LOGS}/{posixpath.basename(name)}": (node, _in_folder(run, posixpath.basename(name)))
+            for node, names in self._found(run, "*.log").items()
+            for name in names
+        }
+        return {**found, **({agent.OUTPUT: output} if output else {})}
+
     def _nodes_with(self, run: str, pattern: str) -> list[str]:
         return [node for node, names in self._found(run, pattern).items() if names]
 
@@ -180,10 +191,11 @@ class RayHost(Host):
         return {"logs": dict.fromkeys([*output, *(f"{agent.LOGS}/{one}" for one in sorted(found))], 0)}
 
     def op_tar(self, run: str, logs: Sequence[str]) -> Mapping[str, Any]:
+        places = self._places(run)
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
             for name in logs:
-                place = self._place(run, name)
+                place = places.get(name)
                 content = (self.dashboard.log(*place) if place else None) or b""
                 member = tarfile.TarInfo(name)
                 member.size, member.mtime = len(content), int(time.time())

@@ -126,8 +126,8 @@ class Desk:
 
     def api(self, path: str) -> Any:
         """What the dashboard says, past gangrun."""
-        done = self.bed.run(HEAD, ["curl", "-sS", "--max-time", "20", URL + path])
-        return json.loads(done.stdout)
+        code = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())"
+        return json.loads(self.bed.run(HEAD, [sys.executable, "-c", code, URL + path]).stdout)
 
     def submissions(self, run: str) -> list[dict[str, Any]]:
         return [job for job in self.api("/api/jobs/") if job["submission_id"] == run]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import tempfile
@@ -217,6 +218,37 @@ def test_a_job_that_ray_prepares_still_is_cancelled(desk: Desk) -> None:
 
 
 # --- what gets lost
+
+
+@pytest.mark.slow
+def test_a_driver_that_was_killed_is_told_and_leaves_nothing(desk: Desk) -> None:
+    run = desk.launch("echo ready; sleep 300", num_nodes=2)
+    desk.until_output(run, "ready")
+    desk.bed.run(HEAD, ["kill", "-9", str(desk.seen(run)["record"]["driver"]["pid"])])
+    assert desk.gangrun("wait", run).returncode == states.EXIT_FAILED
+    explained = desk.gangrun("explain", run).stdout
+    assert "FAILED_DRIVER" in explained and "killed by signal 9" in explained and "| " in explained
+    assert "Slurm" not in explained
+    eventually(lambda: desk.processes(run) == [] and desk.held() == [], 30, "the end of what it had started")
+
+
+def test_many_bytes_and_hostile_names_come_through(desk: Desk) -> None:
+    path = desk.home / "task.yaml"
+    run = "head -c 3000000 /dev/zero | tr '\\0' x | fold -w 99; printf '\\xff{}\\n'"
+    path.write_text(json.dumps({"name": "my {task} 'x' $(id) é", "run": run}))
+    done = desk.gangrun("launch", str(path), "--ray", URL)
+    assert done.returncode == 0, done.stderr
+    assert desk.gangrun("logs", "last").stdout == done.stdout
+    for follow in ([], ["-f"]):
+        last = desk.gangrun("logs", *follow, "-n", "3", "last").stdout
+        assert last == "".join(done.stdout.splitlines(keepends=True)[-3:])
+    log = desk.gangrun("logs", "--rank", "0", "last").stdout
+    assert log == ("x" * 99 + "\n") * (3000000 // 99) + "x" * (3000000 % 99) + "\ufffd{}\n"
+    folder = desk.home / "logs"
+    assert desk.gangrun("logs", "--download", str(folder), "last").returncode == 0
+    assert sorted(path.name for path in folder.iterdir())[1] == "output"
+    unknown = desk.gangrun("logs", "last", "--rank", "7")
+    assert unknown.returncode == states.EXIT_NOT_FOUND and "there are: 0-" in unknown.stderr
 
 
 def test_a_lost_answer_makes_no_second_job(desk: Desk) -> None:
