@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from codegen.spec import Resources
+    from codegen.spec import Ray, Resources
     from gangrun.cluster import Cluster, Job, wait
     from gangrun.group import Group, Node, Ready
     from gangrun.inside import join
@@ -26,6 +26,7 @@ __all__ = [
     "Group",
     "Job",
     "Node",
+    "Ray",
     "RayCluster",
     "Ready",
     "Resources",
@@ -39,6 +40,7 @@ HOMES = {
     "Cluster": "gangrun.cluster",
     "Group": "gangrun.group",
     "Job": "gangrun.cluster",
+    "Ray": "codegen.spec",
     "RayCluster": "gangrun.ray_cluster",
     "Node": "gangrun.group",
     "Ready": "gangrun.group",

@@ -290,6 +290,39 @@ def test_the_words_of_a_ray_that_does_not_start_are_the_reason(tmp_path: Path) -
     assert "the disk" in logs.read_text()
 
 
+def node_alone(tmp_path: Path, body: str, **limits: float) -> subprocess.CompletedProcess[str]:
+    """Rank 0 of three, without anybody around it, with a `ray` of ours and shorter limits."""
+    room, script = tmp_path / "room", tmp_path / "script"
+    room.mkdir()
+    script.write_text("echo ran\n")
+    description = {
+        **{"rank": 0, "num_ranks": 3, "node": "head", "host": "n1", "address": "127.0.0.1", "room": str(room)},
+        **{"launch_dir": str(tmp_path), "start_args": [], "grace_s": 1, "bash_options": [], "script_bytes": 9},
+    }
+    program = "from executor import ray_node; vars(ray_node).update(%r); ray_node.run_as_program()" % limits
+    argv = [sys.executable, "-c", program, json.dumps(description), str(script)]
+    command = f"{fake_ray(tmp_path, body)} exec {shlex.join(argv)}"
+    return run_local(["bash", "-c", command], cwd=CHECKOUT)
+
+
+def test_a_ray_that_hangs_at_its_start_is_given_up(tmp_path: Path) -> None:
+    done = node_alone(tmp_path, "echo 'waiting for a disk'; sleep 3141\n", START_TIMEOUT_S=1)
+    assert done.returncode == protocol.EXIT_INFRASTRUCTURE
+    assert "`ray start` has not ended within 1 s: waiting for a disk" in done.stdout
+    assert run_local(["pgrep", "-f", "^sleep 3141"]).stdout == ""
+
+
+def test_nodes_that_never_join_are_named(tmp_path: Path) -> None:
+    starts = """
+    echo 127.0.0.1:6000 > {0}/room/ray_current_cluster
+    (echo raylet > /proc/$BASHPID/comm; while :; do sleep 0.1; done) &
+    until [ "$(cat /proc/$!/comm)" = raylet ]; do sleep 0.01; done
+    """
+    done = node_alone(tmp_path, starts.format(tmp_path), JOIN_TIMEOUT_S=0.5)
+    assert done.returncode == protocol.EXIT_INFRASTRUCTURE
+    assert "2 of 3 nodes have not joined Ray in time: ranks 1, 2" in done.stdout and "ran\n" not in done.stdout
+
+
 # --- on Slurm
 
 
