@@ -26,7 +26,7 @@ from rich.console import Console
 from codegen.spec import SpecError
 from executor import protocol
 from gangrun import states, top
-from gangrun.cluster import LEAST_INTERVAL_S
+from gangrun.cluster import LEAST_INTERVAL_S, open_cluster
 from gangrun.records import Records, Run
 from gangrun.remote import NAMES, Host
 from gangrun.top import Log, Look, Part, Rank, Voice, Watcher
@@ -42,6 +42,12 @@ OLD_PYTHONS = sorted(glob.glob(os.path.expanduser("~/.pyenv/versions/3.[6-8]*/bi
 NOW = 1e6  # the cluster's clock; this machine's says something else
 TALKS = "while :; do echo step $((i += 1)); sleep 0.2; done"
 HANGS = f'if [ "$SKYPILOT_NODE_RANK" = 1 ]; then echo waits for its peers; sleep 300; fi; {TALKS}'
+# In their common directory: rank 0 has spoken before rank 1 fails.
+ONE_FAILS = """
+echo rank $SKYPILOT_NODE_RANK
+[ $SKYPILOT_NODE_RANK = 1 ] || { touch spoken; exit 0; }
+until [ -e spoken ]; do sleep 0.1; done; exit 7
+"""
 
 
 def a_run(**fields: Any) -> Run:
@@ -90,7 +96,7 @@ def rank(age: float | None, number: int = 0, state: str = protocol.RANK_RUNNING,
 
 class TestRanks:
     def test_the_worst_come_first(self) -> None:
-        told = {
+        told: dict[int, dict[str, Any]] = {
             0: {"state": protocol.RANK_DONE}, 1: {"state": protocol.RANK_RUNNING}, 2: {},
             3: {"state": protocol.RANK_RUNNING}, 4: {"state": protocol.RANK_FAILED, "code": 7},
         }  # fmt: skip
@@ -315,6 +321,17 @@ def test_a_job_on_ray_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest
         verbs.top("train", None, once=True, rows=None, as_json=False)
 
 
+def test_of_runs_on_ray_the_states_are_shown(tmp_path: Path) -> None:
+    records, url = Records(tmp_path / "runs.db"), "http://127.0.0.1:8265"
+    records.put(a_run(host=url, job="train-aaaa2222", evidence={"has_begun": True}))
+    watcher = Watcher(open_cluster(url, records=records), None)
+    job = {"submission_id": "train-aaaa2222", "status": "RUNNING", "start_time": 1000 * NOW}
+    watcher.cluster.host.dashboard = SimpleNamespace(jobs=lambda: [job], placement_groups=list)  # type: ignore[attr-defined]
+    assert watcher.ask()
+    (_, row) = [line.split() for line in lines_of(verbs._view(watcher, 20), 120)]
+    assert row[:3] == ["train-aaaa2222", "train-aaaa2222", protocol.RUNNING]
+
+
 # --- the host's part
 
 
@@ -448,8 +465,10 @@ class Terminal:
 
     def until(self, *words: str, timeout_s: float = 40) -> str:
         """The first picture that shows all of these words."""
-        shows = [lambda frame, word=word: word in frame for word in words]
-        found = lambda: next((frame for frame in self.frames if all(is_in(frame) for is_in in shows)), "")  # noqa: E731
+
+        def found() -> str:
+            return next((frame for frame in self.frames if all(word in frame for word in words)), "")
+
         return eventually(found, timeout_s, f"{words}; it shows {self.frames[-1]!r}")
 
     def type(self, keys: str) -> None:
@@ -545,7 +564,7 @@ class TestOnACluster:
         assert refused.returncode == protocol.EXIT_USAGE and "there are 2; name one" in refused.stderr, several
 
     def test_a_run_that_has_ended_shows_how_each_rank_did(self, laptop: Laptop) -> None:
-        job = laptop.launch('echo "rank $SKYPILOT_NODE_RANK"; exit $((SKYPILOT_NODE_RANK * 7))', num_nodes=2)
+        job = laptop.launch(ONE_FAILS, num_nodes=2)
         laptop.gangrun("wait", job.run)
         (run,) = laptop.json("top", job.run)["runs"]
         found = {one["rank"]: (one["state"], one["exit_code"], one["line"], one["phase"]) for one in run["ranks"]}
