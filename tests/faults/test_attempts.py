@@ -70,11 +70,12 @@ def test_preemption_gives_a_term_its_grace_and_another_attempt(
     row = fault("preemption with PreemptMode=REQUEUE and GraceTime=2 by a job of higher priority")
     shutil.copytree(CHECKOUT / "examples", bench.directory / "examples")
     job = bench.batch("exec gangrun run --log-dir=logs examples/resume.yaml", 2, "--requeue --exclusive")
-    eventually(lambda: "from step 0" in Running(bench, job, "run-1").log("1-worker1.log"))
+    run = Running(bench, job, "run-1")
+    eventually(lambda: all("from step 0" in run.log(name) for name in ("0-head.log", "1-worker1.log")), 20)
     row.injected()
     bench.cluster.run("ctl", ["srun", "--partition=high", "--nodes=2", "--exclusive", "true"], cwd="/")
     bench.cluster.wait_state(job, "COMPLETED", timeout_s=90)
-    log = Running(bench, job, "run-1").log("0-head.log")
+    log = run.log("0-head.log")
     assert log.count("saved step") == 1 and "attempt 1: from step" in log and "result " in log
     status = json.loads(next((bench.directory / ".gangrun").glob("*/run-1/status.json")).read_text())
     row.saw(
