@@ -18,7 +18,10 @@ from tests.minislurm.errors import BedError
 from tests.minislurm.rootfs import prepare
 
 OTHER_SUITE = {"bookworm": "trixie", "trixie": "bookworm"}
-FILES = ("tests/test_gang_on_slurm.py", "tests/test_examples.py", "tests/test_groups.py", "tests/test_group_sharing.py")
+FILES = (
+    *("tests/test_gang_on_slurm.py", "tests/test_examples.py", "tests/test_groups.py", "tests/test_group_sharing.py"),
+    *("tests/test_group_members.py", "tests/test_group_nodes.py"),
+)
 
 
 def other_suite() -> str:
