@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from executor import environment, protocol, sharing, slurm_commands
 from executor.attendance import Attendance
 from executor.driving import Cancelled, Ended, failure_of_the_driver, read_secrets, setup_verdict
-from executor.gang import Patience, prepare_records
+from executor.gang import Patience, make_records, prepare_records
 from executor.job import (
     Job,
     addresses_of_this_job,
@@ -128,7 +128,10 @@ class Driver:
             "--alloc-signal-file=" + self.launch.alloc,
         ]
         flags += ["--setup-done-signal-file=" + self.launch.setup_done] if has_setup else []
-        flags += ["--ray=" + json.dumps(ray)] if ray else []
+        if ray:
+            SignalFile(self.launch.ray).arm()
+            make_records(self.launch.ray_records, self._job.num_nodes)
+            flags.append("--ray=" + json.dumps(ray))
         self._run_command = srun, flags
         self._run = self._start(protocol.STEP_RUN, srun, flags, is_setup=False)
         if protocol.ENV_GROUP_DRIVER not in os.environ:

@@ -219,7 +219,7 @@ class Launch:
         return "%s/%d" % (self.records(is_setup), rank)
 
     def ray_record(self, rank: int) -> str:
-        """What a rank says of its part of the Ray cluster: {"state": "joined"}, {"why": "..."}."""
+        """What a rank says of its part of the Ray cluster: {"state": "running"}, {"state": "broken", "why": "..."}."""
         return "%s/%d" % (self.ray_records, rank)
 
 

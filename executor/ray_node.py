@@ -14,7 +14,7 @@ import sys
 import time
 
 from executor import memory, protocol
-from executor.gang import Patience, make_records, poll_interval_s
+from executor.gang import Patience, poll_interval_s
 from executor.lazyshell import shell_functions
 from executor.loop import Arrival, Loop, Timer
 from executor.output import tell, write_all
@@ -99,7 +99,6 @@ class RayNode:
         """Start Ray here and see it run. Raises Broken with the words of `ray start`."""
         program = _ray_program(self._environ.get("PATH", ""), str(self._description["host"]))
         if self._rank == 0:
-            make_records(self._launch.ray_records, self._num_ranks)
             self._environ = _with_token(self._environ, os.urandom(16).hex())
             place = ["--head", "--port=0", *_head_options(str(self._description["address"]))]
         else:
@@ -300,11 +299,7 @@ class RayNode:
         self._say({"state": protocol.RANK_BROKEN, "why": why[:300]})
 
     def _say(self, record: dict[str, Any]) -> None:
-        def write() -> None:
-            os.makedirs(self._launch.ray_records, mode=0o700, exist_ok=True)
-            write_record(self._launch.ray_record(self._rank), record)
-
-        self._quietly(write)
+        self._quietly(lambda: write_record(self._launch.ray_record(self._rank), record))
 
     def _quietly(self, action: Callable[[], Any]) -> None:
         try:

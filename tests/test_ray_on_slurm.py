@@ -290,6 +290,13 @@ def test_the_words_of_a_ray_that_does_not_start_are_the_reason(tmp_path: Path) -
     assert "the disk" in logs.read_text()
 
 
+@NEEDS_ROOT
+def test_what_nodes_wait_for_exists_before_any_of_them_starts(tmp_path: Path) -> None:
+    body = "cd ~/.gangrun/*/*/attempt-0 && echo files: $(cat ray) $(ls ray-ranks); exit 3\n"
+    text = f"num_nodes: 2\nresources: {{ray: {{activate: '{fake_ray(tmp_path, body)}'}}}}\nrun: echo ran\n"
+    assert "files: armed 0 1" in here(tmp_path, text).stdout
+
+
 def node_alone(tmp_path: Path, body: str, **limits: float) -> subprocess.CompletedProcess[str]:
     """Rank 0 of three, without anybody around it, with a `ray` of ours and shorter limits."""
     room, script = tmp_path / "room", tmp_path / "script"
