@@ -260,12 +260,12 @@ class RayNode:
             if name is None:
                 self._codes[pid] = exit_code(status)
             else:
-                self._lost = self._lost or "Ray has ended on {} ({}): {}, {}".format(
-                    self._description["node"],
-                    self._description["host"],
-                    name,
-                    protocol.describe_code(exit_code(status)),
-                )
+                self._lost = self._lost or self._end_of(name, exit_code(status))
+
+    def _end_of(self, name: str, code: int) -> str:
+        asked = " (somebody ran `ray stop`)" if code == 0 else ""
+        where = "{} ({})".format(self._description["node"], self._description["host"])
+        return f"Ray has ended on {where}: {name}, {protocol.describe_code(code)}{asked}"
 
     # --- the end
 

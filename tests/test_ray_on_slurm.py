@@ -319,13 +319,23 @@ def test_a_ray_that_hangs_at_its_start_is_given_up(tmp_path: Path) -> None:
     assert run_local(["pgrep", "-f", "^sleep 3141"]).stdout == ""
 
 
+STARTS = """
+echo 127.0.0.1:6000 > {directory}/room/ray_current_cluster
+(echo raylet > /proc/$BASHPID/comm; {raylet}) &
+until [ "$(cat /proc/$!/comm)" = raylet ]; do sleep 0.01; done
+"""
+
+
+def test_a_raylet_that_was_asked_to_stop_is_told_as_that(tmp_path: Path) -> None:
+    done = node_alone(tmp_path, STARTS.format(directory=tmp_path, raylet="sleep 1; exit 0"))
+    assert done.returncode == protocol.EXIT_INFRASTRUCTURE
+    assert "Ray has ended on head (n1): raylet, exit code 0 (somebody ran `ray stop`)" in done.stdout
+
+
 def test_nodes_that_never_join_are_named(tmp_path: Path) -> None:
-    starts = """
-    echo 127.0.0.1:6000 > {0}/room/ray_current_cluster
-    (echo raylet > /proc/$BASHPID/comm; while :; do sleep 0.1; done) &
-    until [ "$(cat /proc/$!/comm)" = raylet ]; do sleep 0.01; done
-    """
-    done = node_alone(tmp_path, starts.format(tmp_path), JOIN_TIMEOUT_S=0.5)
+    done = node_alone(
+        tmp_path, STARTS.format(directory=tmp_path, raylet="while :; do sleep 0.1; done"), JOIN_TIMEOUT_S=0.5
+    )
     assert done.returncode == protocol.EXIT_INFRASTRUCTURE
     assert "2 of 3 nodes have not joined Ray in time: ranks 1, 2" in done.stdout and "ran\n" not in done.stdout
 
