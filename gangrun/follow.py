@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from executor import protocol
 from gangrun import states
-from gangrun.remote import LoginNeeded, RemoteError
+from gangrun.remote import Forgotten, LoginNeeded, RemoteError
 
 if TYPE_CHECKING:
     from gangrun.cluster import Job
@@ -39,7 +39,16 @@ def follow_log(
 ) -> Iterator[bytes]:
     """Pieces of a log. With `follow` until the job has ended and everything has been read. A lost connection is told
     with `say` and mended; nothing is lost or repeated."""
-    return whole_characters(_pieces(Reader(job, name, lines, say, sleep), follow))
+    pieces = _pieces(Reader(job, name, lines, say, sleep), follow)
+    return whole_characters(_until_forgotten(pieces, say) if follow else pieces)
+
+
+def _until_forgotten(pieces: Iterator[bytes], say: Callable[[str], None]) -> Iterator[bytes]:
+    """A log that went away with its cluster has no more pieces; how the job ended is another question."""
+    try:
+        yield from pieces
+    except Forgotten as error:
+        say(str(error))
 
 
 def _pieces(reader: Reader, follow: bool) -> Iterator[bytes]:
@@ -108,6 +117,8 @@ class Reader:
             except LoginNeeded as error:
                 self._say(f"{error}. The job is not affected")
                 self._job.cluster.host.wait_for_login()
+            except Forgotten:
+                raise
             except RemoteError as error:
                 if wait_s == 0:
                     raise

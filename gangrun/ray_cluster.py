@@ -148,7 +148,9 @@ class RayCluster(Cluster):
     def explain(self, job: Job, run: Run) -> Explanation:
         if run.is_final:
             return self._why_ended(job, run)
-        facts = tuple(word for word in (run.progress, run.reason) if word)
+        record = states.parse_record(self.host.call("describe", run=run.run)["record"])
+        step = f"its driver says {record.state}" if record and record.state != run.state else ""
+        facts = tuple(word for word in (step, states.progress(record), run.reason) if word)
         said = [line[len(OUR_WORDS) :] for line in self._last_lines(job) if line.startswith(OUR_WORDS)]
         return Explanation(f"it is {run.state}", (*facts, *said[-1:]))
 

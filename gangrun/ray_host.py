@@ -17,7 +17,7 @@ from executor import protocol
 from gangrun import agent, ray_states
 from gangrun.ray_api import WHOLE_LOG, Dashboard, Refused
 from gangrun.ray_states import Info, parse_info
-from gangrun.remote import Host, RemoteError, Unreachable
+from gangrun.remote import Forgotten, Host, RemoteError, Unreachable
 
 LOG_FOLDER = "gangrun"  # of our runs, in the log directory of Ray's session; ray_entry makes it
 META_KEY = "gangrun"  # in the metadata of a job: what the run says of itself
@@ -144,7 +144,7 @@ class RayHost(Host):
         """The node that has a log, and its name there; None: nobody has it yet."""
         info = parse_info(self.dashboard.job(run))
         if info is None:
-            raise RemoteError(f"{self.name}: Ray does not know {run}; its output is gone")
+            raise Forgotten(f"{self.name}: Ray does not know {run}; its output is gone")
         if info.node is None:
             return None
         if name == agent.OUTPUT:

@@ -82,6 +82,10 @@ class Unreachable(RemoteError):
     """Nobody answered. It may be worth trying again."""
 
 
+class Forgotten(RemoteError):
+    """The host answered: it knows nothing of this, and asking again will not help."""
+
+
 class LoginNeeded(RemoteError):
     """The host asks for a login that only a person can give. Trying again by itself would lock the account."""
 

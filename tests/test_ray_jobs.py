@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from tests.bench import eventually
 from tests.client_bench import without_colour
 from tests.miniray import HEAD, RayBed
 from tests.miniray.bed import missing
+from tests.miniray.fixtures import BootRay
 from tests.minislurm.fixtures import Session
 from tests.ray_desk import URL, Desk
 
@@ -326,6 +328,21 @@ def test_check_tells_what_is_there(desk: Desk) -> None:
     assert done.returncode == 0 and "4 CPU, 2 GPU" in done.stdout and "ok      Ray: 2." in done.stdout
 
 
+@pytest.mark.slow
+def test_what_a_job_does_and_that_its_output_is_gone_are_told(desk: Desk) -> None:
+    run = desk.launch("echo never", setup="echo setting up; sleep 300")
+    desk.until_output(run, "setting up\n")
+    explained = desk.gangrun("explain", run).stdout
+    assert "it is RUNNING\n  its driver says SETTING_UP\n" in explained
+    assert desk.gangrun("cancel", run).returncode == 0
+    code = "import sys, urllib.request as r; r.urlopen(r.Request(sys.argv[1], method='DELETE'))"
+    desk.bed.run(HEAD, [sys.executable, "-c", code, f"{URL}/api/jobs/{run}"])
+    desk.runs.remove(run)
+    for follow in ([], ["-f"]):
+        done = desk.gangrun("logs", *follow, run)
+        assert "its output is gone" in done.stderr and done.returncode == (103 if follow else 125)
+
+
 def test_verbs_that_mean_nothing_on_ray_say_so_in_one_line(desk: Desk) -> None:
     run = desk.launch("true")
     assert desk.gangrun("wait", run).returncode == 0
@@ -342,19 +359,28 @@ def test_top_shows_the_states_of_jobs_on_ray(desk: Desk) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_is_lost_with_the_head_and_not_failed_by_anybody(desk: Desk) -> None:
+def test_a_job_is_lost_with_the_head_and_not_failed_by_anybody(
+    own_ray_bed: BootRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    desk = Desk(own_ray_bed(nodes=1, dashboard=True))
     run = desk.launch("echo ready; sleep 300")
     desk.until_output(run, "ready")
     desk.until(run, protocol.RUNNING)
-    for node in reversed(desk.bed.nodes):
-        desk.bed.stop(node)
+    reader = desk.popen("logs", "-f", run)
+    reader.until_out("ready")
+    desk.bed.stop(HEAD)
     down = desk.gangrun("status", run)
     assert down.returncode == protocol.EXIT_INFRASTRUCTURE and "cannot be asked" in down.stderr
     assert desk.json("queue")[0]["state"] == protocol.RUNNING
-    desk.bed.join(*desk.bed.nodes)
+    desk.bed.join(HEAD)
     eventually(lambda: desk.gangrun("check", "--host", URL).returncode == 0, 60)
     seen: Any = eventually(lambda: one if (one := desk.gangrun("status", run)).returncode != 125 else None, 60)
     assert "LOST" in seen.stdout and "Ray's head was started anew" in seen.stdout
     assert desk.gangrun("wait", run).returncode == states.EXIT_FAILED
     assert desk.gangrun("logs", run).returncode == protocol.EXIT_INFRASTRUCTURE
+    assert reader.wait(120) == states.EXIT_FAILED and "LOST" in reader.err
+    followed = desk.gangrun("logs", "-f", run)
+    assert followed.returncode == states.EXIT_FAILED and "its output is gone" in followed.stderr
     desk.runs.remove(run)
+    desk.close()
