@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from typing import Any, Callable, NoReturn
 
 START_TIMEOUT_S = 300.0  # a cold import of Ray from a busy file server takes minutes
+# Ray itself gives a raylet 30 s and its agents 15 s to start: what has failed so late may have been slow, not wrong.
+SLOW_START_S = 12.0
 JOIN_TIMEOUT_S = START_TIMEOUT_S + 60
 LOOK_S = 0.5
 LAST_WORDS = 20
@@ -129,12 +131,33 @@ class RayNode:
         return [*(option for option in ours if option.partition("=")[0] not in names), *given]
 
     def _run_start(self, argv: Sequence[str]) -> None:
+        begun = time.monotonic()
+        try:
+            self._try_start(argv, begun + START_TIMEOUT_S)
+        except Broken as failure:
+            if self._lost or not SLOW_START_S < time.monotonic() - begun < START_TIMEOUT_S:
+                raise
+            tell(1, f"gangrun: {failure}; trying once more\n")
+            end_descendants(KILL_PATIENCE_S)
+            self._clear_room()
+            self._try_start(argv, begun + START_TIMEOUT_S)
+
+    def _clear_room(self) -> None:
+        import shutil
+
+        with os.scandir(self._description["room"]) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                elif entry.name != protocol.LOCK_NAME:
+                    os.unlink(entry.path)
+
+    def _try_start(self, argv: Sequence[str], late: float) -> None:
         output = os.path.join(self._description["room"], START_OUTPUT)
         fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         environ = {name: value for name, value in self._environ.items() if name != ADDRESS}
         pid = spawn(list(argv), environ, stdout=fd, stderr=fd)
         os.close(fd)
-        late = time.monotonic() + START_TIMEOUT_S
 
         def look() -> bool | None:
             if pid in self._codes:

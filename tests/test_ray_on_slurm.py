@@ -326,6 +326,17 @@ until [ "$(cat /proc/$!/comm)" = raylet ]; do sleep 0.01; done
 """
 
 
+def test_a_slow_start_that_failed_is_tried_once_more(tmp_path: Path) -> None:
+    once = "[ ! -e {directory}/tried ] && touch {directory}/tried {directory}/room/old && sleep 1.2 && exit 1\n"
+    body = once + "ls {directory}/room > {directory}/seen\n" + STARTS
+    done = node_alone(
+        tmp_path, body.format(directory=tmp_path, raylet="sleep 60; exit 0"), SLOW_START_S=1, JOIN_TIMEOUT_S=0.5
+    )
+    assert "`ray start` ended with exit code 1: it said nothing; trying once more" in done.stdout
+    assert "2 of 3 nodes have not joined" in done.stdout, "it has started"
+    assert (tmp_path / "seen").read_text() == "ray-start.out\n"
+
+
 def test_a_raylet_that_was_asked_to_stop_is_told_as_that(tmp_path: Path) -> None:
     done = node_alone(tmp_path, STARTS.format(directory=tmp_path, raylet="sleep 1; exit 0"))
     assert done.returncode == protocol.EXIT_INFRASTRUCTURE
