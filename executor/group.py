@@ -341,6 +341,7 @@ class GroupDriver:
             **({protocol.ENV_COMPONENT: str(member.task.component)} if member.task.component is not None else {}),
             **{protocol.address_variable(name): address for name, address in heads.items()},
             **self._own_part(member),
+            **({protocol.SLURM_GPUS_PER_NODE: "0"} if self._placement.sees_others(member.task, member.nodes) else {}),
         }
 
     def _own_part(self, member: Member) -> dict[str, str]:

@@ -125,8 +125,17 @@ class Placement:
 
     def node_gpus(self, task: Task, nodes: Sequence[str]) -> int:
         """The GPUs that the job has on each node of a task that is not alone there; 0 if it is, or nobody says."""
-        is_alone = not (self._group.is_shared or self._has_guests)
-        return 0 if is_alone else least_gpus(self._known_rooms(), nodes)
+        return least_gpus(self._known_rooms(), nodes) if self._has_peers else 0
+
+    def sees_others(self, task: Task, nodes: Sequence[str]) -> bool:
+        """Whether a step of the task that asks for no number of GPUs would see some of another's."""
+        rooms = self._known_rooms() if self._has_peers else {}
+        return any(rooms[node].gpus > task.gpus for node in nodes or rooms if node in rooms)
+
+    @property
+    def _has_peers(self) -> bool:
+        """Whether a task may have another on its nodes."""
+        return self._group.is_shared or self._has_guests
 
     def _known_rooms(self) -> dict[str, Room]:
         if self._rooms is None:
@@ -185,4 +194,5 @@ def dynamic_task(said: dict[str, Any]) -> Task:
         grace_s=float(said["grace_s"]),
         component=said["component"],
         is_dynamic=True,
+        gpus=int(said.get("gpus") or 0),
     )

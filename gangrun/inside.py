@@ -148,6 +148,7 @@ def _request(job: Job, label: str) -> dict[str, object]:
         "num_nodes": job.num_nodes,
         "grace_s": job.grace_s,
         "component": int(component) if component else None,
+        "gpus": job.resources.gpus,
     }
 
 

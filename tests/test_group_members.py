@@ -158,7 +158,7 @@ def test_it_has_a_row_a_number_and_a_log_below_the_groups_declared_tasks(pool: P
     assert [row.split()[1] for row in rows if row.startswith(" ↳")] == ["shell", "server", "eval-100"], rows
     assert pool.gangrun("logs", pool.run, "2", "--rank", "0").stdout == "up\n"
     assert pool.inside("gangrun launch eval.yaml -d -n eval-100 --json") != ""
-    assert [*pool.tasks()][3:] == ["eval-100-2"], "no two have one name"
+    eventually(lambda: [*pool.tasks()][3:] == ["eval-100-2"], 10, "no two have one name")
 
 
 def test_it_is_cancelled_alone_and_a_declared_one_is_not(pool: Pool) -> None:

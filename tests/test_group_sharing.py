@@ -139,6 +139,31 @@ class TestSetup:
         assert {host: sorted(gpus) for host, gpus in seen.items()} == {"n1": [*"0123"], "n2": [*"0123"]}
 
 
+class TestNestedSteps:
+    NESTED = """
+    show() { echo "$1=$CUDA_VISIBLE_DEVICES"; }; export -f show
+    show own; for ask in "" --gpus-per-node=1; do srun -n1 -N1 -w $(hostname) $ask bash -c "show 'nested $ask'"; done
+    """
+
+    def said(self, end: GroupOutcome, task: str) -> dict[str, int]:
+        """The number of GPUs that each program sees."""
+        rows = re.findall(r"^(own|nested.*)=(\S*)$", end.log(task), re.M)
+        return {name.strip(): len([gpu for gpu in gpus.split(",") if gpu]) for name, gpus in rows}
+
+    def test_a_nested_step_sees_no_gpu_of_a_peer_unless_it_asks_for_one(self, four_gpus: GroupBench) -> None:
+        """Slurm shows it all of the job's. A task with all of a node's GPUs has nobody to mind."""
+        run = self.NESTED + SHOW + "\n" + four_gpus.waits_for("seen")
+        sizes = {"one": 1, "all": 4, "none": 0}
+        tasks = [four_gpus.task(name, run, gpus=gpus) for name, gpus in sizes.items()]
+        end, _ = all_at_once(four_gpus, tasks, room=Room(gpus=4))
+        asked = "nested --gpus-per-node"
+        assert {name: self.said(end, name) for name in sizes} == {
+            "one": {"own": 1, "nested": 0, f"{asked}=1": 1},
+            "all": {"own": 4, "nested": 4, f"{asked}=1": 1},
+            "none": {"own": 0, "nested": 0, f"{asked}=1": 1},
+        }
+
+
 class TestPorts:
     def test_two_tasks_with_one_port_are_refused_where_they_share_a_node_only(self, groups: GroupBench) -> None:
         tasks = [groups.task("a", "true", ready={"port": 8000}), groups.task("b", "true", ready={"http": ":8000/"})]
