@@ -111,6 +111,23 @@ def test_the_same_tree_travels_once(desk: Desk) -> None:
     assert "uploading 0.3 MB" in first.stderr and "uploading 0.3 MB" not in second.stderr
 
 
+def test_no_run_finds_what_another_wrote_into_the_same_tree(desk: Desk) -> None:
+    """Ray unpacks equal packages once, and its own jobs share the directory."""
+    tree = desk.home / "code"
+    (tree / ".venv").mkdir(parents=True)
+    (tree / ".venv" / "kept").touch()
+    (tree / "data.txt").write_text("first\n")
+    (tree / ".gitignore").write_text("*.txt\n")
+    run = "ls -d left data.txt .venv; cat data.txt; echo more >> data.txt; touch left"
+    task = desk.write_task(run, workdir=str(tree))
+    for _ in range(2):
+        assert desk.gangrun("launch", task, "--ray", URL).returncode == 0
+        printed = desk.gangrun("logs", "--rank", "0", "last").stdout
+        assert printed.splitlines()[1:] == [".venv", "data.txt", "first"], printed
+    kept = desk.bed.run(HEAD, ["bash", "-c", "ls /tmp/ray/session_latest/gangrun-trees"]).stdout.split()
+    assert len(kept) <= 2, kept  # the last one's, and its lock
+
+
 def test_a_failure_has_its_code_its_reason_and_the_end_of_its_log(desk: Desk) -> None:
     run = desk.launch('[ "$SKYPILOT_NODE_RANK" = 0 ] || { echo ModuleNotFound; exit 7; }; sleep 300', num_nodes=2)
     waited = desk.gangrun("wait", run)
