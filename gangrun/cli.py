@@ -43,7 +43,18 @@ task_file = click.argument("task_file", metavar="TASK.yaml", type=click.Path(exi
 env_option = click.option(
     "--env", "envs", multiple=True, metavar="NAME=VALUE", help="Set or replace one of the task's envs."
 )
-host_option = click.option("--host", metavar="ALIAS", help=HOST_HELP)
+
+
+def one_spelling(context: click.Context, parameter: click.Parameter, host: str | None) -> str | None:
+    """Of a Ray dashboard's URL: runs are recorded under it."""
+    if host is None or "://" not in host:
+        return host
+    from gangrun.ray_api import checked_address
+
+    return checked_address(host, "--host")
+
+
+host_option = click.option("--host", metavar="ALIAS", help=HOST_HELP, callback=one_spelling)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 one_job = click.argument("word", metavar="JOB")
 some_jobs = click.argument("words", metavar="JOB...", nargs=-1)

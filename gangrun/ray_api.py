@@ -138,8 +138,8 @@ class Dashboard:
     def jobs(self) -> list[Mapping[str, Any]]:
         """All that the cluster knows of, those of others too."""
         answer = self._json("GET", "/api/jobs/")
-        if not isinstance(answer, list):
-            raise self._not_ray("/api/jobs/", "an answer that is no list")
+        if not isinstance(answer, list) or not all(isinstance(job, dict) for job in answer):
+            raise self._not_ray("/api/jobs/", "an answer that is no list of jobs")
         return answer
 
     def job(self, run: str) -> Mapping[str, Any] | None:
@@ -147,7 +147,11 @@ class Dashboard:
         answer = self._call("GET", f"/api/jobs/{quote(run, safe='')}", expected=(200, 404))
         if answer.status == 404 and b"does not exist" not in answer.body:
             raise self._not_ray("/api/jobs/", f"404 {answer.words}")
-        found: Mapping[str, Any] | None = None if answer.status == 404 else self._parsed("/api/jobs/", answer)
+        if answer.status == 404:
+            return None
+        found = self._parsed("/api/jobs/", answer)
+        if not isinstance(found, dict):
+            raise self._not_ray("/api/jobs/", "an answer that is no job")
         return found
 
     def submit(self, request: Mapping[str, Any]) -> Answer:

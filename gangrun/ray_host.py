@@ -80,7 +80,7 @@ class RayHost(Host):
         runs = [
             {"run": job["submission_id"], "job": [job["submission_id"], None], "meta": meta}
             for job, meta in found
-            if meta
+            if meta and job.get("submission_id")
         ]
         return {"runs": runs}
 
@@ -168,7 +168,7 @@ class RayHost(Host):
 
     def _found(self, run: str, pattern: str) -> Mapping[str, list[str]]:
         """The logs of a run by node. A node that is gone has none any more."""
-        nodes = [str(node["node_id"]) for node in self.dashboard.nodes()]
+        nodes = [str(node.get("node_id")) for node in self.dashboard.nodes()]
         if not nodes:
             return {}
         with ThreadPoolExecutor(min(ASKED_AT_ONCE, len(nodes))) as pool:

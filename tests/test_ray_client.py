@@ -264,7 +264,7 @@ def test_a_look_at_many_jobs_is_one_question(fake: FakeMaker, records: Records) 
 
 
 def test_trouble_is_no_absence(fake: FakeMaker, records: Records) -> None:
-    for answer in ((500, "Traceback:\nOops"), (503, "gateway"), (200, "<html>"), (200, {"jobs": []})):
+    for answer in ((500, "Traceback:\nOops"), (503, "gateway"), (200, "<html>"), (200, {"jobs": []}), (200, ["t-1"])):
         server = fake({"GET /api/jobs/": answer})
         records.put(run_of(server.url, "t-1"))
         with pytest.raises(RemoteError) as trouble:
@@ -285,6 +285,25 @@ def test_a_head_that_was_started_anew_has_lost_the_job(fake: FakeMaker, records:
 
 def settings() -> Settings:
     return Settings("/nonexistent", None, {})
+
+
+def test_a_url_is_a_host_in_whatever_spelling_and_in_the_settings(tmp_path: Path, fake: FakeMaker) -> None:
+    server = fake(
+        {
+            "GET /api/jobs/t-1": (200, job("t-1")),
+            "GET /api/jobs/": (200, [job("t-1", metadata={"gangrun": META})]),
+            "GET /api/version": (200, VERSION),
+        }
+    )
+    (tmp_path / ".config" / "gangrun").mkdir(parents=True)
+    (tmp_path / ".config" / "gangrun" / "config.yaml").write_text(f'default_host: "{server.url}/"\n')
+    assert "1 run(s) found" in gangrun(tmp_path, "queue", "--adopt").stderr
+    for words in (["queue"], ["queue", "--host", server.url + "/"], ["status", "t-1", "--host", server.url.upper()]):
+        assert "t-1" in gangrun(tmp_path, *words).stdout, words
+    assert gangrun(tmp_path, "queue", "--host", "ray://head:10001").returncode == protocol.EXIT_USAGE
+
+
+META = json.dumps({"name": "t", "submitted": 1.0, "num_nodes": 1})
 
 
 # --- submitting once
