@@ -74,7 +74,7 @@ class GroupTask:
 class JobGroup:
     """What the group's driver must know; every value has been checked where it was read.
 
-    `room` is what tasks that share nodes may take of one.
+    `room` is what tasks that share nodes may take of one. `spare_nodes` are besides those of the tasks.
     """
 
     job_id: str
@@ -87,6 +87,7 @@ class JobGroup:
     inter_connection: bool | None = None
     python: str | None = None
     room: Room = Room()
+    spare_nodes: int = 0
 
     @property
     def nodes(self) -> Nodes:
@@ -106,7 +107,7 @@ class JobGroup:
 
     @property
     def num_nodes(self) -> int:
-        return 1 + max(node for nodes in self.nodes for node in nodes)
+        return 1 + max(node for nodes in self.nodes for node in nodes) + self.spare_nodes
 
 
 class GroupBundle(NamedTuple):

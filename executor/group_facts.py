@@ -50,6 +50,7 @@ class Group(NamedTuple):
     stops_on_primary_failure: bool = True
     is_parallel: bool = True
     is_shared: bool = False
+    spare_nodes: int = 0  # the last ones of the allocation
     inter_connection: bool | None = None
     python: str | None = None
 
@@ -74,7 +75,8 @@ class Placement:
         if not (self._group.is_shared and self._group.is_parallel):
             return [self._own(task) for task in tasks]
         needs = [task.need for task in tasks]
-        places = divide(needs, [self._known_rooms().get(node, Room()) for node in self._all])
+        planned = self._all[: len(self._all) - self._group.spare_nodes]
+        places = divide(needs, [self._known_rooms().get(node, Room()) for node in planned])
         require_own_ports(needs, places)
         return [[self._all[place] for place in own] for own in places]
 

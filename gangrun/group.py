@@ -42,7 +42,7 @@ DEFAULT = "default"
 
 HEADER_KEYS = (
     "name", "execution", "primary_tasks", "termination_delay", "inter_connection", "on_primary_failure", "placement",
-    "node", "slurm",
+    "node", "spare_nodes", "slurm",
 )  # fmt: skip
 NODE_KEYS = ("cpus", "gpus", "memory")
 TASK_KEYS = ("ready", "after", "max_restarts")
@@ -171,7 +171,8 @@ class Group:
     their `termination_delay` for it: one for all, or {"default": "30s", "replay-buffer": "1m"}; a primary has one only
     if it is named there. `on_primary_failure` is stop or continue. With `inter_connection` True there are host names or
     no start; None takes what can be had. With `placement` shared, tasks share nodes, of which they take at most
-    `node`. `ready`, `after` and `max_restarts` go by task name; a task starts when all that it is `after` are ready.
+    `node`. `spare_nodes` are asked for besides, for tasks that join and in place of lost ones, which the group then
+    outlives. `ready`, `after` and `max_restarts` go by task name; a task starts when all that it is `after` are ready.
 
     `members` is what comes of it, in the order of `tasks`. Raises SpecError for what does not fit together.
     """
@@ -185,6 +186,7 @@ class Group:
     on_primary_failure: str = STOP
     placement: str = SEPARATE
     node: Node | None = None
+    spare_nodes: int = 0
     slurm: Slurm = field(default_factory=Slurm)
     ready: Mapping[str, Ready] = field(default_factory=dict)
     after: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
@@ -198,6 +200,7 @@ class Group:
         for name in ("tasks", "primary"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "members", tuple(_member(self, task) for task in self.tasks))
+        _check_spare(self)
 
     @classmethod
     def from_file(cls, path: str, overrides: Mapping[str, str] | None = None) -> Group:
@@ -218,15 +221,20 @@ class Group:
 
     @property
     def num_nodes(self) -> int:
-        """The nodes of all tasks; those of the widest one, where they take turns or may share them."""
+        """The nodes of all tasks, or of the widest one, where they take turns or may share them; and spare ones."""
         counts = [task.num_nodes for task in self.tasks]
-        return sum(counts) if self.is_parallel and self.placement == SEPARATE else max(counts)
+        return self.spare_nodes + (sum if self.is_parallel and self.placement == SEPARATE else max)(counts)
 
     @property
     def is_homogeneous(self) -> bool:
         """Whether all tasks ask for the same kind of node: equal resources, memory and constraint."""
         first, *others = [_needs(member.task) for member in self.members]
         return all(needs == first for needs in others)
+
+    @property
+    def is_heterogeneous(self) -> bool:
+        """Whether each task's nodes are a component of their own."""
+        return self.is_parallel and self.placement == SEPARATE and not self.is_homogeneous
 
     def member(self, which: str | int) -> Member:
         """By name or by index; "0" is an index, as no task has such a name. Raises SpecError that shows the tasks."""
@@ -478,6 +486,16 @@ def _check_by_task(group: Group) -> None:
         for name, value in said.items():
             if not holds(value):
                 _fail(group, _indices(group)[name], key, f"={value!r}: use {allowed}")
+
+
+def _check_spare(group: Group) -> None:
+    if not _is_count(group.spare_nodes):
+        raise GroupError("spare_nodes", f"={group.spare_nodes!r}: use a whole number, 0 or more")
+    if group.spare_nodes and group.is_heterogeneous:
+        raise GroupError(
+            "spare_nodes",
+            f"={group.spare_nodes}: would be one task's, as all need different nodes; use placement: shared",
+        )
 
 
 def _check_after(group: Group) -> None:

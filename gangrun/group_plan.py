@@ -59,12 +59,13 @@ def plan_group(
         stops_on_primary_failure=group.stops_on_primary_failure,
         is_parallel=group.is_parallel,
         is_shared=group.placement == SHARED,
+        spare_nodes=group.spare_nodes,
         inter_connection=group.inter_connection,
         python=place.python,
         room=_room(group, tasks, place, request, options) if group.placement == SHARED else Room(),
     )
     output = os.path.join(place.directory, agent.OUTPUT)
-    extra = launch.whole_options(run, place, request)
+    extra = [*(["--no-kill"] if group.spare_nodes else []), *launch.whole_options(run, place, request)]
     sbatch = group_sbatch_options(spec, output, extra, options)
     files = GroupBundle(spec).files()
     longest_s = max(task.job.grace_s for task in tasks)
@@ -115,7 +116,7 @@ def _task(
         name=task.name,
         job=job,
         is_primary=member.is_primary,
-        component=index if group.is_parallel and group.placement != SHARED and not group.is_homogeneous else None,
+        component=index if group.is_heterogeneous else None,
         after=member.after,
         ready=ready,
         max_restarts=member.max_restarts,

@@ -280,7 +280,8 @@ def test_a_hundred_tasks_are_not_too_many(tmp_path: Path) -> None:
 
 
 HEADER = (
-    "name, execution, primary_tasks, termination_delay, inter_connection, on_primary_failure, placement, node, slurm"
+    "name, execution, primary_tasks, termination_delay, inter_connection, on_primary_failure, placement, node, "
+    "spare_nodes, slurm"
 )
 SERIAL = ": execution is serial, as without it, so tasks run one after the other; use parallel, or leave this out"
 NAME = "letters, digits and hyphens, no hyphen first or last, not digits alone (it is a part of host names)"

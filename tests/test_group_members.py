@@ -194,6 +194,13 @@ def test_it_changes_nothing_in_the_group_and_ends_with_it_in_its_own_time(pool: 
     assert pool.log("slow") == "up\ngot TERM\nsaved\n"
 
 
+def test_spare_nodes_are_room_for_it(pool: Pool) -> None:
+    pool.launch(spare_nodes=1, sbatch="")
+    pool.joins("eval", "hostname", "")
+    (own,) = pool.tasks()["shell"]["nodes"]
+    assert pool.log("eval").strip() in {*pool.bench.cluster.nodes} - {own}
+
+
 def test_it_sees_the_groups_names_and_has_none(pool: Pool) -> None:
     pool.launch({"name": "server", "run": TRAP})
     look = "getent ahostsv4 server-0.pool | head -1 | cut -d' ' -f1; getent hosts eval-0.pool || echo none"

@@ -103,8 +103,7 @@ class TestLostNode:
         if where == "ended":
             tasks.append(groups.aux("prepare", "true", cpus=2))
         fields = {"is_shared": True, "room": Room(cpus=2)} if where == "shared" else {}
-        extra = {"spare": "--nodes=3", "ended": "", "shared": "--nodes=3"}[where]
-        group = groups.submit(*tasks, sbatch=f"--no-kill {extra}", **fields)
+        group = groups.submit(*tasks, sbatch="--no-kill", spare_nodes=0 if where == "ended" else 1, **fields)
         group.until_up("trainer", "server")
         group.until_state("server", protocol.RUNNING)
         if where == "ended":
@@ -151,7 +150,7 @@ class TestLostNode:
             groups.aux("server", FOREVER, ready={"command": f"[ -e {file} ]"}),
             groups.task("client", "hostname", after=("server",)),
         ]
-        group = groups.submit(*tasks, sbatch="--no-kill --nodes=3")
+        group = groups.submit(*tasks, sbatch="--no-kill", spare_nodes=1)
         group.until_up("server")
         group.until_state("server", protocol.RUNNING)
         lost = lose(group, "client")
@@ -165,7 +164,7 @@ class TestLostNode:
     def test_a_job_that_dies_with_its_node_starts_nothing_again(self, four_nodes: GroupBench) -> None:
         groups = four_nodes
         tasks = [groups.task("trainer", FOREVER), groups.aux("server", FOREVER, max_restarts=3)]
-        group = groups.submit(*tasks, sbatch="--no-requeue --nodes=3")
+        group = groups.submit(*tasks, sbatch="--no-requeue", spare_nodes=1)
         group.until_up("trainer", "server")
         group.until_state("server", protocol.RUNNING)
         lost = lose(group, "server")

@@ -152,5 +152,23 @@ def test_nothing_is_asked_of_the_cluster_for_tasks_on_nodes_of_their_own(tmp_pat
     assert group_plan.sizes_command(Group.from_file(str(path))) == ()
 
 
+@pytest.mark.parametrize("placement, nodes", [("shared", 3), ("separate", 4)])
+def test_spare_nodes_are_asked_for_besides_and_the_job_outlives_a_lost_one(
+    tmp_path: Path, placement: str, nodes: int
+) -> None:
+    found = plan(tmp_path, {"a": gpus(3), "b": gpus(3)}, placement=placement, spare_nodes=nodes - 2)
+    assert {f"--nodes={nodes}", "--no-kill", "--gres=gpu:3"} <= {*found.sbatch}
+    assert found.meta["num_nodes"] == nodes and f"    spare_nodes={nodes - 2},\n" in found.files["driver.py"].decode()
+    assert "--no-kill" not in plan(tmp_path, {"a": gpus(3), "b": gpus(3)}, placement=placement).sbatch
+
+
+@pytest.mark.parametrize(
+    "spare, said", [(1, "=1: would be one task's"), (-1, "=-1: use a whole"), (True, "=True: use")]
+)
+def test_what_are_no_spare_nodes(tmp_path: Path, spare: Any, said: str) -> None:
+    with pytest.raises(SpecError, match=r"group.yaml:1: spare_nodes" + said):
+        plan(tmp_path, {"a": gpus(3), "b": gpus(1)}, placement="separate", spare_nodes=spare)
+
+
 def test_an_unknown_size_has_no_end() -> None:
     assert Room() == (UNKNOWN, UNKNOWN, UNKNOWN) and str(Room()) == "as much as it takes"

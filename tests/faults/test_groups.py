@@ -167,7 +167,7 @@ class TestDeadParts:
         row = fault("an auxiliary's node loses its power, job with --no-kill; it says max_restarts: 1; a node more")
         groups = GroupBench(Bench(own_cluster(nodes=3, gpus=0, slurmd_timeout_s=5), shared_dir))
         tasks = [groups.task("trainer", groups.waits_for("go")), groups.aux("server", FOREVER, max_restarts=1)]
-        group = groups.submit(*tasks, sbatch="--no-kill --nodes=3")
+        group = groups.submit(*tasks, sbatch="--no-kill", spare_nodes=1)
         group.until_up("server")
         group.until_state("server", protocol.RUNNING)
         (lost,) = group.tasks()["server"]["nodes"]
