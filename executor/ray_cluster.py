@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from executor.identity import address_of, is_address, normal
@@ -19,6 +21,9 @@ ACCELERATOR_TYPE = (
 A_LITTLE = 0.001
 EXTRA = "gangrun[ray]"
 LISTED_NODES = 8
+PULSE_S = 2.0
+# Ray ends a driver that has not heard of the head for 60 s, on the spot; ours says before how the job has ended.
+OWN_PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "120"}
 Amounts = Mapping[str, float]
 
 
@@ -38,6 +43,8 @@ def connect(namespace: str) -> None:
     except ImportError as error:
         words = f"Ray is not installed in {sys.executable} ({error}): pip install '{EXTRA}'"
         raise GangrunError(words) from error
+    sys.stdout = open(os.devnull, "w")  # Ray prints there what the summary says better; ours goes to the descriptor
+    os.environ.update(OWN_PATIENCE)
     try:
         ray.init(address="auto", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
@@ -48,13 +55,52 @@ def connect(namespace: str) -> None:
         ) from error
 
 
+class Pulse:
+    """For how long the cluster's head has not answered."""
+
+    def __init__(self) -> None:
+        self._answered = time.monotonic()
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def _ask(self) -> None:
+        import ray
+
+        while True:
+            try:
+                ray.nodes()
+                self._answered = time.monotonic()
+            except Exception:  # whatever it says, it is no answer
+                pass
+            time.sleep(PULSE_S)
+
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self._answered
+
+
 def leave(patience_s: float) -> None:
     """Say farewell to the cluster, unless that takes too long: it notices all the same."""
     ray = sys.modules.get("ray")
     if ray is not None:
-        farewell = threading.Thread(target=ray.shutdown, daemon=True)
-        farewell.start()
-        farewell.join(patience_s)
+        is_done_within(patience_s, ray.shutdown)
+
+
+def is_done_within(patience_s: float, action: Callable[[], object]) -> bool:
+    """Ray's calls wait long for a head that is gone."""
+    thread = threading.Thread(target=quiet(action), daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    return not thread.is_alive()
+
+
+def quiet(action: Callable[[], object]) -> Callable[[], None]:
+    """The same without errors, for what nobody waits for."""
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            action()
+
+    return run
 
 
 def has_job_directory() -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from executor import protocol
 from executor.loop import Loop
-from executor.ray_cluster import Node, one_line
+from executor.ray_cluster import Node, one_line, quiet
 from executor.ray_relay import LOST, RECORD, Relay
 from executor.shared import Watch
 from executor.verdict import has_ended
@@ -63,8 +63,8 @@ class Mailbox:
 
 
 def speaks(target: Callable[[], None]) -> None:
-    """Run it in a thread that does not keep the driver from ending."""
-    threading.Thread(target=target, daemon=True).start()
+    """Run it in a thread that does not keep the driver from ending, nor print a traceback as all ends."""
+    threading.Thread(target=quiet(target), daemon=True).start()
 
 
 def hire(archive: Any, **options: Any) -> Any:
@@ -126,7 +126,7 @@ class Crew:
         rank = message.rank
         self._words[rank] += 1
         if message.kind == RECORD:
-            self.records[rank] = message.content
+            self.records[rank] = {**(self.records[rank] or {}), **message.content}
         elif message.kind == LOST and not self._has_ended(rank):
             self.lost.setdefault(rank, message.content)
         elif message.kind == OVER:

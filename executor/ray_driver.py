@@ -24,7 +24,7 @@ from executor.launchdir import JobDirectory
 from executor.loop import Arrival, Loop, Timer
 from executor.output import Stream, tell
 from executor.protocol import GangrunError
-from executor.ray_cluster import Amounts, Node
+from executor.ray_cluster import PULSE_S, Amounts, Node, Pulse
 from executor.ray_crew import Crew, Mailbox, Message, hire, speaks
 from executor.ray_rank import TAIL
 from executor.ray_relay import OUTPUT, WORDS
@@ -41,9 +41,11 @@ WAITING_WORDS_S = 5.0
 WAITING_WORDS_LONGEST_S = 600.0
 STOP_MARGIN_S = 10.0  # a rank gives up on a script that not even KILL ends 5 s after that
 ABANDONED_S = 5.0
+AGAIN_S = 1.0  # some tell us twice at once, and mean it once
 STUCK_OUTPUT_S = 1.0
 FAREWELL_S = 5.0
-PLACED, REFUSED = "placed", "refused"
+HEAD_PATIENCE_S = 60.0  # as the raylets have: then they end, and with them the relays
+PLACED, REFUSED, LACKING = "placed", "refused", "lacking"
 NEWS_S = 0.1  # between two looks at what the ranks have said, for those who read of it
 
 
@@ -65,7 +67,10 @@ class RayDriver:
         self._setup: Crew | None = None
         self._run: Crew | None = None
         self._beats = 0
+        self._pulse: Pulse | None = None
+        self._is_headless = False
         self._is_cancelling = False
+        self._stopped_at: float | None = None
         self._news: Timer | None = None
         self._blocked_at: float | None = None
         self._is_deaf = False
@@ -97,6 +102,8 @@ class RayDriver:
         ray_cluster.connect(f"gangrun-{job.job_id}")
         import ray
 
+        self._pulse = Pulse()
+        self._loop.every(PULSE_S, PULSE_S, self._feel_pulse)
         self._nodes = ray_cluster.alive_nodes()
         self._cluster_ips = job.cluster_ips or [node.address for node in self._nodes]
         has_archive = job.archive is not None and os.path.exists(job.archive)
@@ -112,7 +119,7 @@ class RayDriver:
         bundles = [dict(self._bundle) for _ in range(self._job.num_nodes)]
         self._group = placement_group(bundles, strategy="STRICT_SPREAD", name=f"gangrun-{self._job.job_id}")
         speaks(self._wait_for_group)
-        words = self._loop.every(WAITING_WORDS_S, WAITING_WORDS_LONGEST_S, self._tell_waiting)
+        words = self._loop.every(WAITING_WORDS_S, WAITING_WORDS_LONGEST_S, lambda: speaks(self._find_waiting_words))
         self._loop.run()
         self._loop.cancel(words)
         self._nodes = ray_cluster.alive_nodes()
@@ -145,10 +152,10 @@ class RayDriver:
             self._mailbox.put(Message(None, 0, REFUSED, ray_cluster.one_line(error)))
         self._mailbox.put(Message(None, 0, PLACED, None))
 
-    def _tell_waiting(self) -> None:
+    def _find_waiting_words(self) -> None:
         nodes = ray_cluster.alive_nodes()
         words = ray_cluster.waiting_words(self._bundle, self._job.num_nodes, nodes, ray_cluster.free_amounts())
-        tell(1, f"gangrun: {words}\n")
+        self._mailbox.put(Message(None, 0, LACKING, words))
 
     def _settle(self) -> None:
         """Put a relay into each bundle, and the nodes of the bundles in the order of the job's list."""
@@ -274,6 +281,7 @@ class RayDriver:
             "python": job.python,
             "directory": self._directory_of_scripts,
             "sees_all_gpus": is_setup,
+            "has_gpus": bool(self._bundle.get("GPU")),
             "rank": {"identity": identity, "options": options, **told},
         }
 
@@ -282,8 +290,10 @@ class RayDriver:
             self._on_word(message.source, message)
         elif message.kind == REFUSED:
             raise GangrunError(f"Ray does not reserve the nodes: {message.content}")
-        else:
+        elif message.kind == PLACED:
             self._loop.stop()
+        elif not self._gang:  # else it comes too late
+            self._stream.write(f"gangrun: {message.content}\n".encode())
 
     def _on_word(self, crew: Crew, message: Message) -> None:
         """What a rank has to say. The first failure ends the others."""
@@ -324,7 +334,7 @@ class RayDriver:
             deadline = time.monotonic() + patience_s
             while crew.open and time.monotonic() < deadline:
                 self._run_loop_for(deadline - time.monotonic())
-            if crew.open:
+            if crew.open and not self._is_headless:
                 escalate()
 
     # --- output
@@ -361,9 +371,9 @@ class RayDriver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         verdict = Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [])
+        self._is_cancelling = True  # whatever arrives now comes too late to change the verdict
         try:
             verdict = self._verdict_of(error)
-            self._is_cancelling = True  # whatever arrives now comes too late to change the verdict
             self._give_back()
             self._finish(verdict)
         except OSError as trouble:
@@ -380,7 +390,13 @@ class RayDriver:
             return error.verdict
         if isinstance(error, Cancelled):
             return self._cancel(error.number)
-        return Verdict(protocol.SUCCEEDED, 0, []) if error is None else failure_of_the_driver(error)
+        if error is None:
+            return Verdict(protocol.SUCCEEDED, 0, [])
+        crew = self._run or self._setup
+        if crew is not None:
+            crew.stop()
+            self._wait_for_stopping(crew)
+        return failure_of_the_driver(error)
 
     def _cancel(self, number: int) -> Verdict:
         """Every program gets TERM and its grace; a failure that came before the cancel stands."""
@@ -400,16 +416,22 @@ class RayDriver:
     def _give_back(self) -> None:
         """The reservation and the relays, so that the next job starts at once."""
         ray = sys.modules.get("ray")
-        if ray is None or not ray.is_initialized():
+        if ray is None or not ray.is_initialized() or self._is_headless:  # there is nobody to take it back
             return
-        try:
-            from ray.util import remove_placement_group
+        # Ray's own trouble must not hide how the job ended; with us ends what is ours
+        if not ray_cluster.is_done_within(FAREWELL_S, self._free):
+            tell(2, f"gangrun: Ray has not taken the reservation back within {FAREWELL_S:.0f} s\n")
 
+    def _free(self) -> None:
+        import ray
+        from ray.util import remove_placement_group
+
+        try:
             for relay in self._relays.values():
                 ray.kill(relay)
             if self._group is not None:
                 remove_placement_group(self._group)
-        except Exception as error:  # Ray's own trouble must not hide how the job ended; with us ends what is ours
+        except Exception as error:
             tell(2, f"gangrun: Ray did not take the reservation back: {ray_cluster.one_line(error)}\n")
 
     def _finish(self, verdict: Verdict) -> None:
@@ -423,18 +445,26 @@ class RayDriver:
         self._directory.end(verdict, ranks, protocol.STEP_SETUP if is_setup else protocol.STEP_RUN)
         first = None if verdict.first_failed is None else records[verdict.first_failed]
         tail = (first or {}).get(TAIL) or []
-        self._flush()
-        tell(1, summary(self._job.job_id, verdict, ranks, self._job.log_dir, self._directory.age_s, tail))
+        words = summary(self._job.job_id, verdict, ranks, self._job.log_dir, self._directory.age_s, tail)
+        self._stream.write(words.encode("utf-8", "surrogateescape"))
+        self._flush(STUCK_OUTPUT_S if verdict.state == protocol.CANCELLED else None)
 
-    def _flush(self) -> None:
-        """Let a slow reader have the last of the output."""
-        while self._stream.is_backed_up and not self._is_deaf and select.select([], [self._stream.fd], [], 1.0)[1]:
+    def _flush(self, patience_s: float | None) -> None:
+        """Let a slow reader have the last of the output. A signal ends that, and so do `patience_s` without a move."""
+
+        def push() -> None:
             self._stream.push()
+            self._loop.stop(True)
 
-    def _run_loop_for(self, seconds: float) -> None:
-        timer = self._loop.after(seconds, self._loop.stop)
+        self._loop.watch(self._stream.fd, push, select.POLLOUT)
+        while self._stream.is_backed_up and self._run_loop_for(patience_s):
+            pass
+
+    def _run_loop_for(self, seconds: float | None) -> Any:
+        """What the loop was stopped with, or None after so many seconds."""
+        timer = None if seconds is None else self._loop.after(seconds, self._loop.stop)
         try:
-            self._loop.run()
+            return self._loop.run()
         finally:
             self._loop.cancel(timer)
 
@@ -449,14 +479,24 @@ class RayDriver:
 
     def _on_stop(self, number: int) -> None:
         """The first leaves the programs their grace; who asks again has no patience for it."""
+        crew, now = self._run or self._setup, time.monotonic()
+        self._stopped_at = self._stopped_at or now
+        if crew is not None and now - self._stopped_at > AGAIN_S:
+            crew.signal(signal.SIGKILL)
         if self._is_cancelling:
-            crew = self._run or self._setup
-            if crew is not None:
-                crew.signal(signal.SIGKILL)
             self._loop.stop()
             return
         self._is_cancelling = True
         raise Cancelled(number)
+
+    def _feel_pulse(self) -> None:
+        """Nobody tells a driver of the end of the head."""
+        silent_s = self._pulse.silent_s if self._pulse else 0.0
+        if silent_s > min(HEAD_PATIENCE_S, self._job.liveness_timeout_s) and not self._is_headless:
+            self._is_headless = True
+            if not self._is_cancelling:
+                words = "the head of the Ray cluster (gcs_server) has not answered for %.0f s" % silent_s
+                raise GangrunError(words)
 
     def _beat(self) -> None:
         self._beats += 1

@@ -15,9 +15,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 from executor.interfaces import addresses as own_addresses
+from executor.protocol import EXIT_INFRASTRUCTURE, RANK_BROKEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +75,8 @@ class Relay:
         try:
             pipes = self._start(description)
         except OSError as error:
-            yield LOST, f"the rank could not be started with {_python(description)}: {error.strerror}"
+            why = f"cannot start {_python(description)}: {error.strerror}"
+            yield RECORD, {"state": RANK_BROKEN, "code": EXIT_INFRASTRUCTURE, "why": why, "ended": time.time()}
             return
         script, has_ended = 0, False
         for kind, content in _said(pipes):
@@ -141,6 +144,8 @@ def _environment(description: dict[str, Any]) -> dict[str, str]:
         kept.pop(THREADS, None)
     if description["sees_all_gpus"]:
         kept.pop(VISIBLE_GPUS, None)
+    elif not description["has_gpus"]:  # Ray leaves it to such a worker to take what is others'
+        kept[VISIBLE_GPUS] = ""
     return {**kept, "PWD": _directory(description) or os.getcwd()}
 
 

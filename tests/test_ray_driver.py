@@ -16,6 +16,7 @@ from codegen import Bundle, RayCodeGen, Resources
 from executor import protocol
 from tests.bench import eventually
 from tests.miniray import HEAD, RayBed
+from tests.miniray.fixtures import BootRay
 from tests.ray_bench import RayBench
 from tests.test_ray_codegen import GOLDEN, RAY_FULL
 
@@ -82,7 +83,7 @@ def test_the_four_calls_reach_the_cluster_and_an_empty_list_of_addresses_is_all_
     gen = RayCodeGen()
     gen.add_prologue(5)
     gen.add_setup(2, {"CPU": 1}, [], {}, str(bench.directory / "logs"), "echo set")
-    gen.add_task(2, "python3 -c \"import os; print(os.environ['SKYPILOT_NODE_IPS'])\"", None, {"CPU": 1}, "logs", {})
+    gen.add_task(2, 'echo "<${CUDA_VISIBLE_DEVICES-all}>"', None, {"CPU": 1}, str(bench.directory / "logs"), {})
     gen.add_epilogue()
     driver = gen.bundle().write(str(bench.directory / "driver-5"))
     done = bench.run(gen.job(), driver).wait()
@@ -91,6 +92,7 @@ def test_the_four_calls_reach_the_cluster_and_an_empty_list_of_addresses_is_all_
     ranks = [rank["address"] for rank in done.status["ranks"]]
     every = addresses(bench, *bench.bed.nodes)
     assert len(ranks) == 2 and ranks == [address for address in every if address in ranks]
+    assert done.output.count(") <>\n") == 2, "who asks for no GPU sees none"
 
 
 def test_a_script_can_use_ray_itself(bench: RayBench) -> None:
@@ -279,6 +281,27 @@ def test_what_can_never_fit_is_told_at_once_with_what_the_nodes_have(bench: RayB
     assert f"no node of the Ray cluster can ever hold CPU 2, GPU 3: {one}; " in done.output, done.output
 
 
+def test_a_rank_that_cannot_start_is_told_as_such(bench: RayBench) -> None:
+    done = bench.drive("echo never", python="/no/such/python", cluster_ips=addresses(bench, "n1", "n2", "n3"))
+    assert (done.code, done.status["state"], done.codes) == (125, protocol.FAILED_DRIVER, [125] * 3)
+    words = r"rank \d on \w+ could not run the script: cannot start /no/such/python: No such file or directory\n"
+    assert re.search(words, done.output), done.output
+
+
+@pytest.mark.slow
+def test_a_head_that_dies_ends_the_job_and_every_script_has_its_grace(own_ray_bed: BootRay, shared_dir: Path) -> None:
+    bench = RayBench(own_ray_bed(nodes=2), shared_dir)
+    running = bench.start(f"export SAVED={shared_dir}; {TRAPS}", nodes=2, liveness_timeout_s=8.0)
+    running.wait_running(2)
+    gcs = next(process for process in bench.bed.processes(HEAD) if "gcs_server" in process.cmdline.split()[0])
+    os.kill(gcs.pid, signal.SIGKILL)
+    done = running.wait(60)
+    assert (done.code, done.status["state"]) == (125, protocol.FAILED_DRIVER), done.output
+    assert "the head of the Ray cluster (gcs_server) has not answered for " in done.status["reason"]
+    assert {path.name for path in shared_dir.glob("[01]")} == {"0", "1"}
+    assert not bench.left_behind("ray-rank")
+
+
 # --- signals
 
 
@@ -295,6 +318,17 @@ def test_a_cancelled_job_lets_every_program_save_its_checkpoint(bench: RayBench)
     assert "cancelled by signal 15" in done.output
     assert {path.name for path in bench.directory.glob("[012]")} == {"0", "1", "2"}
     assert bench.is_free()
+
+
+def test_who_cancels_again_does_not_wait(bench: RayBench) -> None:
+    running = bench.start("trap '' TERM; echo ready; sleep 4716", grace_s=100.0)
+    eventually(lambda: running.text.count("ready") == 3, 30)
+    running.process.send_signal(signal.SIGINT)
+    time.sleep(1.5)
+    running.process.send_signal(signal.SIGINT)
+    done = running.wait(15)
+    assert (done.code, done.status["state"], done.codes) == (130, protocol.CANCELLED, [137] * 3), done.output
+    assert not bench.left_behind("sleep 4716")
 
 
 def test_a_program_that_ignores_term_is_killed_after_its_grace(bench: RayBench) -> None:
@@ -331,6 +365,17 @@ def test_100_megabytes_pass_whole_and_what_nobody_reads_is_held_back(bench: RayB
     assert told.count(line) == 3 * count and len(told) == 3 * count + 3
     assert peak_mb - begun_mb < 40, "the driver holds little"
     assert all(int(text.split()[1]) < 60_000 for text in told if text.startswith(b"VmHWM")), "a rank holds nothing"
+
+
+def test_a_cancelled_job_ends_although_nobody_reads_what_it_prints(bench: RayBench) -> None:
+    os.mkfifo(bench.directory / "job.out")
+    reader = os.open(bench.directory / "job.out", os.O_RDONLY | os.O_NONBLOCK)
+    running = bench.start("yes", grace_s=1.0)
+    running.wait_state("RUNNING")
+    eventually(lambda: _stands_still(bench), 30)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(20) == 143 and running.status()["state"] == protocol.CANCELLED
+    os.close(reader)
 
 
 def _logged(bench: RayBench) -> int:
