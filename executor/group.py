@@ -279,7 +279,7 @@ class GroupDriver:
         if task.ready is not None:
             self._close_probe(task.name)
             self._probes[task.name] = self._probe(member)
-        self._directory.note("task_started", task=task.name, nodes=member.nodes, restarts=member.restarts)
+        self._directory.note(protocol.EVENT_TASK_STARTED, task=task.name, nodes=member.nodes, restarts=member.restarts)
 
     def _probe(self, member: Member) -> Probe:
         first = self._addresses.get(member.nodes[0], member.nodes[0])
@@ -403,7 +403,7 @@ class GroupDriver:
         self._read_record(member)
         member.pid, member.code = None, code
         member.ended = float(member.record.get("ended") or time.time())
-        self._directory.note("task_ended", task=member.task.name, state=member.state, exit_code=code)
+        self._directory.note(protocol.EVENT_TASK_ENDED, task=member.task.name, state=member.state, exit_code=code)
         if self._may_restart(member):
             self._restart(member)
         elif member.state != protocol.SUCCEEDED and not member.why_told:

@@ -114,6 +114,8 @@ EVENT_STEP_ENDED = "step_ended"
 EVENT_RANK_STARTED = "rank_started"  # as soon as the driver sees it
 EVENT_RANK_DONE = "rank_done"  # its script has ended; in the run step only while others' go on
 EVENT_RANK_ENDED = "rank_ended"  # all that is known of a rank, at the end of the attempt
+EVENT_TASK_STARTED = "task_started"  # of a group: also when it starts again
+EVENT_TASK_ENDED = "task_ended"
 EVENT_DRIVER_LOST = "driver_lost"  # of the attempt before: it was last heard of at `seen`
 STEP_SETUP, STEP_RUN = "setup", "run"
 

@@ -7,6 +7,7 @@ nothing that Python 3.6 lacks: that is what many login nodes still call `python3
 
 import base64
 import contextlib
+import errno
 import fcntl
 import glob
 import hashlib
@@ -89,10 +90,19 @@ def expand(root: str) -> str:
     return path.rstrip("/") or "/"
 
 
+def regular(path: str, flags: int) -> int:
+    """The opener of what shall be a file: a pipe's reader would wait, and a device may have no end."""
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "no regular file", path)
+
+
 def read_bytes(path: str) -> Optional[bytes]:
     """The content, asked of the server by open(2): a cached size or a cached absence is not believed."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             return file.read()
     except OSError:
         return None
@@ -726,7 +736,7 @@ def log_ends(folder: str, most: int) -> Answer:
 
 def log_end(path: str) -> Optional[Answer]:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             state = os.fstat(file.fileno())
             file.seek(max(0, state.st_size - END_BYTES))
             text = file.read(END_BYTES).decode("utf-8", "replace")
@@ -860,7 +870,7 @@ def last_moment(directory: str) -> float:
 
 def read_end(path: str, size: int) -> str:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))
             return file.read(size).decode("utf-8", "replace")
     except OSError:
@@ -886,7 +896,7 @@ def matching(path: str, pattern: str) -> List[str]:
     """The last of the lines that match."""
     search, found = re.compile(pattern).search, []  # type: Any, List[str]
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", opener=regular) as file:
             for line in file:
                 if search(line):
                     found.append(line[:LONGEST_MARKED].rstrip("\n"))

@@ -48,6 +48,7 @@ def _append(path: str, line: bytes) -> None:
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.lockf(fd, fcntl.LOCK_EX)
-        os.write(fd, line)
+        while line:  # what a full disk did not take is an error of the next write
+            line = line[os.write(fd, line) :]
     finally:
         os.close(fd)

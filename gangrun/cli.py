@@ -20,7 +20,20 @@ HOST_HELP = (
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Verb(click.Command):
+    """A verb whose examples stand in a line each, however long they are: they are made to be copied."""
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        whole, self.help = self.help, (self.help or "").replace("Example:", "\b\n    Example:")
+        super().format_help_text(ctx, formatter)
+        self.help = whole
+
+
+class Verbs(click.Group):
+    command_class = Verb
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(protocol.VERSION, prog_name="gangrun")
 def cli() -> None:
     """Start one gang of processes, one per node, on a Slurm cluster.
@@ -245,7 +258,9 @@ def wait(words: tuple[str, ...], host: str | None, **how: Any) -> NoReturn:
 @click.argument("word", metavar="JOB|DIR")
 @click.argument("task", metavar="[TASK]", required=False)
 @host_option
-@click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write one self-contained page.")
+@click.option(
+    "--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write one self-contained page; - is stdout."
+)
 @click.option(
     "--checkpoint-pattern",
     "pattern",

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from filelock import FileLock, Timeout
 
@@ -57,7 +57,7 @@ class Cluster:
         self, host: str | None = None, *, config: settings.Settings | None = None, records: Records | None = None
     ) -> None:
         self.settings = config or settings.load(os.environ)
-        self.name = host or self.settings.default_host or _this_machine(self.settings)
+        self.name = host or _usual_host(self.settings) or _refuse_no_host(self.settings)
         self.host_settings = self.settings.hosts.get(self.name, settings.HostSettings())
         self.host: Host = self._open()
         self.records = records or Records.of_user()
@@ -393,9 +393,16 @@ def _workdirs(tasks: Sequence[Task]) -> list[str]:
     return list(dict.fromkeys(task.workdir for task in tasks if task.workdir is not None))
 
 
-def _this_machine(config: settings.Settings) -> str:
-    if shutil.which("sbatch"):
-        return LOCAL
+def usual_host() -> str | None:
+    """What is meant where no host is named: that of the settings, or this machine if it has sbatch."""
+    return _usual_host(settings.load(os.environ))
+
+
+def _usual_host(config: settings.Settings) -> str | None:
+    return config.default_host or (LOCAL if shutil.which("sbatch") else None)
+
+
+def _refuse_no_host(config: settings.Settings) -> NoReturn:
     raise SpecError(
         f"host: none given, no default_host in {config.path}, and no sbatch on this machine; use --host ALIAS"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from executor import protocol
+from gangrun import cli
 from tests.test_local_launcher import assert_nothing_left_in
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -220,6 +223,14 @@ def test_help_names_the_verbs(desk: Desk, words: list[str]) -> None:
 def test_a_verbs_help_has_an_example(desk: Desk) -> None:
     done = desk.run("run", "--help")
     assert done.returncode == 0 and "Example:" in done.stdout and "--env NAME=VALUE" in done.stdout
+
+
+@pytest.mark.parametrize("verb", sorted(cli.cli.commands))
+def test_a_verbs_examples_stand_in_one_line_each(verb: str) -> None:
+    """On a terminal of 80 columns a long one would be wrapped, and not run when it is copied."""
+    written = re.findall(r"Example: +(.*)", cli.cli.commands[verb].help or "")
+    shown = CliRunner().invoke(cli.cli, [verb, "--help"], terminal_width=80).output
+    assert written and [example for example in written if f"  Example:  {example}\n" not in shown] == []
 
 
 def test_the_version_is_told(desk: Desk) -> None:

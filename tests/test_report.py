@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -22,12 +24,13 @@ from executor.protocol import GangrunError, UsageError
 from executor.rank_events import RankEvents
 from gangrun import checkpoint, cli, estimate
 from gangrun.cluster import NotFound
+from gangrun.records import Records, Run
 from gangrun.report import goodput, model, text
 from gangrun.report.data import to_json
 from gangrun.report.model import Part, Span, Stay
 from gangrun.report.page import page
 from gangrun.report.sentences import MOST_SENTENCES, sentences
-from gangrun.report.source import Report, of_path
+from gangrun.report.source import Report, compose, of_path, only
 from gangrun.report.words import duration, percent, printable
 from tests.report_cases import HOSTILE, T0, Story, failed, report_of, two_attempts
 
@@ -356,6 +359,139 @@ class TestGoodput:
         assert (report.goodput.machine_s, report.goodput.idle_s, report.goodput.queue_s) == (240, 60, 60)
 
 
+class TestRestarts:
+    """A task of a group that failed twice, and was started again in the same attempt of the job; then a requeue."""
+
+    def test_no_two_attempts_have_one_name(self) -> None:
+        task = restarted().chapters[0].timeline
+        assert [one.label for one in task.attempts] == ["0", "0, restart 1", "0, restart 2", "1"]
+        assert len({one.life for one in task.attempts}) == 4
+
+    def test_restarts_are_counted_apart_from_attempts(self) -> None:
+        report = restarted()
+        is_sound(report)
+        assert (report.goodput.attempts, report.goodput.restarts, report.goodput.interruptions) == (2, 2, 1)
+        alone = only(report, "flaky")
+        assert (alone.goodput.attempts, alone.goodput.restarts) == (2, 2)
+        assert "1 task, 1 node, 2 attempts, 2 restarts" in shown(report)
+
+    def test_the_failures_are_told_though_all_ended_well(self) -> None:
+        (said,) = [one for one in sentences(restarted()) if "started again" in one]
+        assert said == "flaky: It failed twice (the last time with exit code 3) and was started again."
+
+    def test_the_page_names_each_of_them(self) -> None:
+        text = page(restarted())
+        for label in ("flaky 0", "flaky 0, restart 1", "flaky 0, restart 2", "flaky 1"):
+            assert text.count(f"<td>{label}</td>") == 1
+        data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+        assert {span[3] for span in data["rows"][0]["spans"]} == {0, "0, restart 1", "0, restart 2", 1}
+
+    def test_json_numbers_them(self) -> None:
+        attempts = to_json(restarted())["tasks"][0]["attempts"]
+        assert [(one["number"], one["restart"], one["life"]) for one in attempts] == [
+            (0, 0, 0), (0, 1, 1), (0, 2, 2), (1, 0, 3),
+        ]  # fmt: skip
+
+
+def restarted() -> Report:
+    whole, task = Story(1, "web-abcd2345"), Story(1, "web-abcd2345.flaky")
+    for attempt, begin in ((0, 0), (1, 200)):
+        whole.attempt = attempt
+        whole.begin(begin, queued_since=begin)
+        whole.state(begin, protocol.RUNNING)
+        end = protocol.SUCCEEDED if attempt else protocol.PENDING
+        whole.state(begin + 150, end, exit_code=0, reason="")
+    lives = (
+        (0, 10, 40, 3, "FAILED"),
+        (0, 41, 70, 3, "FAILED"),
+        (0, 71, 150, 143, "PENDING"),
+        (1, 210, 340, 0, "SUCCEEDED"),
+    )
+    for attempt, begin, end, code, how in lives:
+        task.attempt = attempt
+        task.begin(begin)
+        task.go(begin + 1)
+        failed_rank = {0: (protocol.RANK_FAILED, code)} if how == protocol.FAILED else None
+        task.end(end, how, code, begun=begin + 1, states=failed_rank)
+    return report_of([whole.part(tasks=[{"name": "flaky"}]), task.part()])
+
+
+class TestTasksWithoutRecords:
+    """Of a group's task that has not begun there are none; or somebody sent the group's own alone."""
+
+    def test_a_task_that_waits_for_its_turn_is_told(self) -> None:
+        whole, server = Story(3, "web-abcd2345"), Story(1, "web-abcd2345.server")
+        whole.begin(0)
+        whole.say(1, protocol.EVENT_TASK_STARTED, task="server", nodes=["n1"], restarts=0)
+        whole.state(1, protocol.RUNNING)
+        server.begin(1)
+        server.go(2)
+        tasks = [{"name": "server", "num_nodes": 1}, {"name": "client", "num_nodes": 2, "state": "PENDING"}]
+        report = report_of([whole.part(now=50, tasks=tasks), server.part(now=50)])
+        is_sound(report)
+        assert [(one.label, one.timeline.state) for one in report.chapters] == [
+            ("server", "RUNNING"),
+            ("client", "PENDING"),
+        ]
+        waits = report.chapters[1].timeline.attempts[0].stays
+        assert [phases(stay) for stay in waits] == [[("waiting", 0.0, 50.0)]] * 2
+        assert "RUNNING: 2 tasks, 3 nodes" in shown(report) and "are not here" not in shown(report)
+
+    @pytest.mark.parametrize("has_status", [True, False])
+    def test_a_group_whose_tasks_were_left_behind_is_told_by_its_own_events(self, has_status: bool) -> None:
+        whole = Story(3, "web-abcd2345")
+        whole.begin(0)
+        whole.state(0, protocol.RUNNING)
+        starts = (
+            (5, 100, "server", ["n1"], 0),
+            (10, 30, "client", ["n2", "n3"], 0),
+            (40, 99, "client", ["n2", "n3"], 1),
+        )
+        for begin, end, name, nodes, restart in starts:
+            whole.say(begin, protocol.EVENT_TASK_STARTED, task=name, nodes=nodes, restarts=restart)
+            how = (
+                {"state": protocol.FAILED, "exit_code": 3}
+                if restart == 0 and name == "client"
+                else {"state": "SUCCEEDED"}
+            )
+            whole.say(end, protocol.EVENT_TASK_ENDED, task=name, **how)
+        whole.state(100, protocol.SUCCEEDED, exit_code=0, reason="")
+        part = whole.part(tasks=[{"name": "server"}, {"name": "client"}])
+        report = report_of([part if has_status else part._replace(status="")])
+        is_sound(report)
+        assert (report.num_nodes, [one.label for one in report.chapters]) == (3, ["server", "client"])
+        server, client = (one.timeline.attempts for one in report.chapters)
+        assert phases(server[0].stays[0]) == [("waiting", 0.0, 5.0), ("run", 5.0, 100.0)]
+        assert [one.label for one in client] == ["0", "0, restart 1"] and client[0].exit_code == 3
+        assert any("The records of server, client, in directories" in one for one in sentences(report))
+
+    def test_a_size_that_no_cluster_has_is_not_believed(self) -> None:
+        tasks = [{"name": "a", "num_nodes": 1 << 30}, {"name": "b", "num_nodes": "x"}, {"name": None}, 7]
+        story = two_attempts(2)
+        assert shown(report_of([story.part(num_nodes=1 << 30)])) and shown(report_of([story.part(tasks=tasks)]))
+
+
+class TestQueuedAgain:
+    def test_a_requeued_run_waits_until_now(self) -> None:
+        story = two_attempts(2)
+        del story.lines[story.lines.index(next(line for line in story.lines if '"attempt": 1' in line)) :]
+        report = compose([story.part()], None, 0.0, None, queued_until=T0 + 1000)
+        is_sound(report)
+        assert (report.state, report.waits_s, report.end - T0) == (protocol.PENDING, 360.0, 1000.0)
+        assert phases(report.chapters[0].timeline.attempts[1].stays[0]) == [("queued", 640.0, 1000.0)]
+        assert report.goodput.queue_s == 40 + 360
+        assert sentences(report)[0] == "It waits in the queue again, for 6m now; `gangrun explain` says why."
+
+    def test_where_nobody_knows_it_is_not_claimed(self) -> None:
+        story = two_attempts(2)
+        del story.lines[story.lines.index(next(line for line in story.lines if '"attempt": 1' in line)) :]
+        assert (story.report().waits_s, len(story.report().chapters[0].timeline.attempts)) == (None, 1)
+
+    def test_one_that_has_ended_waits_for_nothing(self) -> None:
+        report = compose([two_attempts(2).part()], None, 0.0, None, queued_until=T0 + 9000)
+        assert (report.waits_s, report.goodput.attempts) == (None, 2)
+
+
 def group(server: str = "server", state: str = protocol.SUCCEEDED) -> Report:
     """A server on one node for 190 s of 200 s, a client on two for 90 s."""
     whole = Story(3, "web-abcd2345")
@@ -571,6 +707,10 @@ class TestVerb:
         done = gangrun("report", str(job_directory), "--html", str(tmp_path / "page.html"))
         assert (done.exit_code, done.output) == (0, "")
         assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+        (tmp_path / "page.html").chmod(0o640)
+        (tmp_path / "link.html").symlink_to("page.html")
+        assert gangrun("report", str(job_directory), "--html", str(tmp_path / "link.html")).exit_code == 0
+        assert (tmp_path / "link.html").is_symlink() and (tmp_path / "page.html").stat().st_mode & 0o777 == 0o640
 
     def test_checkpoints_are_found_in_rank_0s_log(self, job_directory: Path, tmp_path: Path) -> None:
         (job_directory / protocol.CHECKPOINTS_NAME).unlink()
@@ -602,6 +742,49 @@ class TestVerb:
         done = gangrun("report", make(tmp_path))
         assert isinstance(done.exception, GangrunError) and words in str(done.exception)
         assert done.exception.exit_code in (protocol.EXIT_USAGE, NotFound.exit_code)
+
+    def test_a_page_on_standard_output(
+        self, job_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        done = gangrun("report", str(job_directory), "--html", "-")
+        assert done.output.startswith("<!doctype html>") and not Path("-").exists()
+        done = gangrun("report", str(job_directory), "--html", "-", "--json")
+        assert isinstance(done.exception, SpecError) and "--html='-'" in str(done.exception)
+
+    def test_a_full_disk_leaves_the_page_that_was_there(
+        self, job_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "page.html"
+        path.write_text("as it was")
+        limit = "ulimit -f 4; trap '' XFSZ; exec "  # blocks of 512 or 1024 bytes: less than a page
+        words = [sys.executable, "-m", "gangrun", "report", str(job_directory), "--html", str(path)]
+        done = subprocess.run(["sh", "-c", limit + shlex.join(words)], capture_output=True, text=True, timeout=30)
+        assert done.returncode == protocol.EXIT_USAGE and "File too large" in done.stderr
+        assert path.read_text() == "as it was" and [one.name for one in tmp_path.glob("page*")] == ["page.html"]
+
+    def test_a_pipe_gets_the_page(self, job_directory: Path) -> None:
+        words = [sys.executable, "-m", "gangrun", "report", str(job_directory), "--html", "/dev/stdout"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30)
+        assert done.stdout.startswith("<!doctype html>"), done.stderr
+
+    @pytest.mark.parametrize("name", [protocol.EVENTS_NAME, protocol.STATUS_NAME, protocol.CHECKPOINTS_NAME])
+    def test_a_pipe_among_the_records_is_waited_for_by_nobody(self, name: str, job_directory: Path) -> None:
+        (job_directory / name).unlink()
+        os.mkfifo(job_directory / name)
+        words = [sys.executable, "-m", "gangrun", "report", str(job_directory)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+        assert done.returncode == (protocol.EXIT_USAGE if name == protocol.EVENTS_NAME else 0), done.stderr
+
+    def test_of_a_run_on_ray_it_says_where_a_report_is_made(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+        run = Run("train-aaaa2222", "train", host="http://127.0.0.1:8265", root="~", job="train-aaaa2222", num_nodes=1)
+        Records.of_user().put(run)
+        done = gangrun("report", "train")
+        assert isinstance(done.exception, SpecError)
+        assert "lie on the head node; use `gangrun report ~/.gangrun/ray/train-aaaa2222` there" in str(done.exception)
 
     def test_a_page_that_cannot_be_written_is_told(self, job_directory: Path) -> None:
         done = gangrun("report", str(job_directory), "--html", "/no/such/place.html")
@@ -658,6 +841,13 @@ class TestCheckpoint:
     def test_outside_of_a_job_it_says_so(self) -> None:
         with pytest.raises(UsageError, match="this is no part of a job"):
             checkpoint.note("1", None, {})
+
+    def test_a_line_that_was_cut_by_a_full_disk_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        environ = {protocol.ENV_CHECKPOINTS: str(tmp_path / "marks")}
+        answers = iter([lambda fd, data: len(data) - 3, lambda fd, data: (_ for _ in ()).throw(OSError(28, "full"))])
+        monkeypatch.setattr(checkpoint.os, "write", lambda fd, data: next(answers)(fd, data))
+        with pytest.raises(GangrunError, match="full"):
+            checkpoint.note("7", None, environ)
 
     def test_a_full_disk_is_told(self) -> None:
         with pytest.raises(GangrunError, match="No space left on device"):

@@ -314,10 +314,37 @@ class TestManners:
         assert watcher.look == first and watcher.before is None
 
 
+class TestWithoutAHost:
+    """As `queue`, `top` needs none: the records tell where runs are."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_else(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+            monkeypatch.setenv(name, str(tmp_path))
+        monkeypatch.setenv("PATH", str(tmp_path))
+
+    def test_nothing_in_flight_is_told(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert verbs.top(None, None, once=True, rows=None, as_json=False) == 0
+        assert capsys.readouterr().out == "no runs in flight; `gangrun queue -a` shows those that have ended\n"
+        assert verbs.top(None, None, once=True, rows=None, as_json=True) == 0
+        assert json.loads(capsys.readouterr().out)["runs"] == []
+
+    def test_the_only_host_with_runs_is_meant(self) -> None:
+        Records.of_user().put(a_run(host="lab"))
+        watcher = verbs._watcher(None, None)
+        assert watcher is not None and watcher.cluster.name == "lab"
+
+    def test_of_several_hosts_one_must_be_named(self) -> None:
+        for run, host in (("train-aaaa2222", "lab"), ("train-bbbb3333", "den")):
+            Records.of_user().put(a_run(host=host)._replace(run=run))
+        with pytest.raises(SpecError, match="host: runs are in flight on den and lab; use --host"):
+            verbs.top(None, None, once=True, rows=None, as_json=False)
+
+
 def test_a_job_on_ray_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     Records.of_user().put(a_run(host="http://127.0.0.1:8265"))
-    with pytest.raises(SpecError, match="JOB='train': is on Ray.*`gangrun logs train-aaaa2222 -f`"):
+    with pytest.raises(SpecError, match="job='train': is on Ray.*`gangrun logs train-aaaa2222 -f`"):
         verbs.top("train", None, once=True, rows=None, as_json=False)
 
 

@@ -67,6 +67,7 @@ class Goodput(NamedTuple):
     interruptions: int
     marks: int
     has_marks: bool  # or nobody knows what is safe: then all that was interrupted counts as recomputed
+    restarts: int = 0  # of tasks that failed, by their group
 
     @property
     def share(self) -> float | None:
@@ -125,7 +126,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
         raise SpecError(f"--checkpoint-pattern={pattern!r}: {error}; use a regular expression") from error
     missing = [name for name in ("time", "step") if name not in found.groupindex]
     if missing:
-        ways = f"name its groups, as in {PATTERN_EXAMPLE!r}"
+        ways = f"name its groups, as in '{PATTERN_EXAMPLE}'"
         raise SpecError(f"--checkpoint-pattern={pattern!r}: has no group {' and no group '.join(missing)}; {ways}")
     return found
 
@@ -251,9 +252,9 @@ def measure(timeline: Timeline, marks: Sequence[Mark], is_done: bool = False) ->
         setup_s=did(SETUP), waiting_s=did(WAITING), barrier_s=did(BARRIER), lost_s=did(LOST),
         queue_s=sum(attempt.queue_s for attempt in timeline.attempts),
         unsaved_s=sum(piece.unsaved_s for piece in pieces), num_nodes=timeline.num_nodes,
-        attempts=len(timeline.attempts),
+        attempts=sum(not attempt.restart for attempt in timeline.attempts),
         interruptions=sum(attempt.was_interrupted for attempt in timeline.attempts),
-        marks=len(marks), has_marks=bool(marks),
+        marks=len(marks), has_marks=bool(marks), restarts=sum(bool(one.restart) for one in timeline.attempts),
     )  # fmt: skip
 
 
@@ -279,4 +280,5 @@ def together(parts: Sequence[Goodput], num_nodes: int) -> Goodput:
         interruptions=max((part.interruptions for part in parts), default=0),
         marks=sum(part.marks for part in parts),
         has_marks=any(part.has_marks for part in parts),
+        restarts=sum(part.restarts for part in parts),
     )

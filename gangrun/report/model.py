@@ -20,6 +20,7 @@ from executor import protocol
 QUEUED, WAITING, SETUP, RUN, BARRIER, LOST = PHASES = ("queued", "waiting", "setup", "run", "barrier", "lost")
 CLOCK_TOLERANCE_S = 0.5
 LONGEST_CLOCK_ERROR_S = 366 * 86400.0
+MOST_NODES = 100_000  # a file that tells of more is damaged
 
 Event = Mapping[str, Any]
 
@@ -82,6 +83,12 @@ class Attempt(NamedTuple):
     has_ended: bool
     was_lost: bool  # its driver could not say how it ended
     stays: Sequence[Stay]
+    restart: int = 0  # how often its group had started the task again in this attempt of the job
+
+    @property
+    def label(self) -> str:
+        """`1`; `1, restart 2`, as the logs have it. No two of a task are alike."""
+        return f"{self.number}, restart {self.restart}" if self.restart else str(self.number)
 
     @property
     def was_interrupted(self) -> bool:
@@ -209,9 +216,12 @@ def _whole(value: object) -> int | None:
 # --- building
 
 
-def build(part: Part, submitted: float | None = None, allocations: Sequence[float] = ()) -> Timeline:
+def build(
+    part: Part, submitted: float | None = None, allocations: Sequence[float] = (), queued_until: float | None = None
+) -> Timeline:
     """The timeline of one job directory. `submitted` is used where Slurm has not told when that was; `allocations` are
-    the moments at which its group got nodes, if it is a task of one."""
+    the moments at which its group got nodes, if it is a task of one. `queued_until`: if it was interrupted, it waits
+    in the queue since, and did so at that moment."""
     events, skipped = read_events(part.events)
     status = read_status(part.status)
     lives = list(_lives(events))
@@ -221,19 +231,38 @@ def build(part: Part, submitted: float | None = None, allocations: Sequence[floa
         following = begins[index + 1] if index + 1 < len(lives) else None
         since = attempts[-1].ended if attempts else _submission(life, submitted)
         allocated = max((moment for moment in allocations if moment <= begins[index]), default=None)
-        num_nodes = _whole(status.get("num_nodes")) or 0
-        attempts.append(_attempt(index, life, since, allocated, following, part.now, num_nodes))
+        one = _attempt(index, life, since, allocated, following, part.now, nodes_of(status))
+        attempts.append(one._replace(restart=sum(before.number == one.number for before in attempts)))
+    if attempts and queued_until is not None and attempts[-1].was_interrupted:
+        attempts.append(_queued_again(attempts[-1], queued_until))
     ranks = [stay.rank for attempt in attempts for stay in attempt.stays]
     driver = status.get("driver")
     return Timeline(
         name=part.name,
         task=str(status.get("task_name") or part.name),
         job=str(status.get("slurm_job_id") or ""),
-        num_nodes=_whole(status.get("num_nodes")) or max(ranks, default=0) + 1,
+        num_nodes=nodes_of(status) or max(ranks, default=0) + 1,
         attempts=attempts,
         skipped=skipped,
         clock=str(driver.get("host") or "") if isinstance(driver, dict) else "",
     )
+
+
+def nodes_of(status: Mapping[str, Any]) -> int:
+    """How many nodes a record tells of; 0 where it does not."""
+    told = _whole(status.get("num_nodes")) or 0
+    return told if told <= MOST_NODES else 0
+
+
+def _queued_again(before: Attempt, now: float) -> Attempt:
+    """The attempt that is to follow, as long as it waits for its nodes."""
+    now = max(now, before.ended)
+    spans = _in_order([Span(QUEUED, before.ended, now)], before.ended, now)
+    return Attempt(
+        number=before.number + 1, life=before.life + 1, submitted=before.ended, allocated=now, granted=now, begun=now,
+        ended=now, state=protocol.PENDING, exit_code=None, reason="", has_ended=False, was_lost=False,
+        stays=[Stay(stay.rank, "", spans) for stay in before.stays],
+    )  # fmt: skip
 
 
 def _submission(life: Sequence[Event], otherwise: float | None) -> float | None:

@@ -15,7 +15,7 @@ from gangrun.report.goodput import Goodput
 from gangrun.report.model import Attempt, Span, Stay
 from gangrun.report.sentences import sentences
 from gangrun.report.source import Chapter, Report
-from gangrun.report.text import QUEUE_ROW, REDONE, SHOWN, shown_spans, total_rows, worst_first
+from gangrun.report.text import QUEUE_ROW, REDONE, SHOWN, each_node, shown_spans, starts, total_rows, worst_first
 from gangrun.report.words import counted, duration, percent, plain_lines, printable, ticks
 
 UNITS = 10000  # the width of the whole time
@@ -67,7 +67,7 @@ class _Frame:
     def at(self, moment: float) -> float:
         return round(min(1.0, max(0.0, (moment - self.begin) / self.length_s)) * UNITS, 2)
 
-    def add(self, label: str, note: str, spans: Sequence[tuple[Span, int]]) -> int:
+    def add(self, label: str, note: str, spans: Sequence[tuple[Span, int | str]]) -> int:
         told = [
             (SHOWN.index(span.phase), round(span.begin - self.begin, 3), round(span.end - self.begin, 3), attempt)
             for span, attempt in spans
@@ -90,7 +90,7 @@ def _words(report: Report, chapters: Sequence[Mapping[str, Any]], frame: _Frame)
     code = f", {protocol.describe_code(report.exit_code)}" if report.has_ended and report.exit_code else ""
     length = duration(report.end - report.begin) + ("" if report.has_ended else " so far")
     begin = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(report.begin))
-    nodes, attempts = counted(report.num_nodes, "node"), counted(goodput.attempts, "attempt")
+    nodes, attempts = counted(report.num_nodes, "node"), starts(goodput)
     return {
         "name": printable(report.name), "state": printable(report.state), "mood": MOODS.get(report.state, "bad"),
         "subtitle": f"{job}{tasks}{nodes}, {attempts}, {length}{code}; submitted {begin}",
@@ -153,8 +153,10 @@ def _row(chapter: Chapter, rank: int, title: str, frame: _Frame) -> dict[str, An
     }  # fmt: skip
 
 
-def _attempt_at(attempts: Sequence[Attempt], span: Span) -> int:
-    return next(one.number for one in attempts if span.end <= one.ended or one is attempts[-1])
+def _attempt_at(attempts: Sequence[Attempt], span: Span) -> int | str:
+    """Its label; as a number, which takes less room, where that is all."""
+    found = next(one for one in attempts if span.end <= one.ended or one is attempts[-1])
+    return found.label if found.restart else found.number
 
 
 def _how(stay: Stay) -> str:
@@ -176,7 +178,7 @@ def _machine(goodput: Goodput) -> str:
     share = percent(goodput.share)
     if goodput.is_range:
         share = f"{share} to {percent(goodput.most_share)}"
-    return f"{duration(goodput.machine_s)} on each of {counted(goodput.num_nodes, 'node')}, of which useful: {share}"
+    return f"{duration(goodput.machine_s)} on {each_node(goodput)}, of which useful: {share}"
 
 
 def _shares(goodput: Goodput) -> list[dict[str, Any]]:
@@ -202,7 +204,7 @@ def _attempts(report: Report) -> list[dict[str, str]]:
             task = f"{printable(chapter.label)} " if chapter.label else ""
             found.append(
                 {
-                    "number": f"{task}{attempt.number}",
+                    "number": f"{task}{attempt.label}",
                     "began": time.strftime("%H:%M:%S", time.localtime(attempt.begun)),
                     "queued": duration(attempt.queue_s),
                     "ran": duration(attempt.machine_s),

@@ -16,6 +16,7 @@ from gangrun.report.source import Chapter, Report
 from gangrun.report.words import counted, duration, numbers, percent, printable
 
 MOST_SENTENCES = 3
+MOST_NAMES = 3
 LEAST_S = 1.0  # what costs less than this and than the share below is not worth a sentence
 LEAST_SHARE = 0.02
 SLOW = 1.5  # times the median
@@ -46,7 +47,9 @@ def findings(report: Report) -> list[Finding]:
     """All that is worth a sentence, in no order."""
     least_s = max(LEAST_S, LEAST_SHARE * report.goodput.machine_s) * max(1, report.num_nodes)
     found = [
-        finding._replace(kind=look.__name__) for look in (_queue, _start, _idle, _damage) for finding in look(report)
+        finding._replace(kind=look.__name__)
+        for look in (_queue, _queued_again, _start, _idle, _damage, _left_out)
+        for finding in look(report)
     ]
     for chapter in report.chapters:
         name = f"{printable(chapter.label)}: " if chapter.label else ""
@@ -57,8 +60,8 @@ def findings(report: Report) -> list[Finding]:
 
 def _all_well(report: Report) -> str:
     share = report.goodput.share
-    if share is None:
-        return "No script has begun yet."
+    if share is None or not any(_ran(chapter) for chapter in report.chapters):
+        return "No script has begun" + (f": it is {report.state}." if report.has_ended else " yet.")
     return f"Nothing stands out: the scripts had {percent(share)} of the machine time."
 
 
@@ -74,11 +77,18 @@ def _queue(report: Report) -> Iterator[Finding]:
         yield Finding(0, goodput.queue_s * max(1, report.num_nodes) * QUEUE_WEIGHT, text)
 
 
+def _queued_again(report: Report) -> Iterator[Finding]:
+    if report.waits_s is not None:
+        text = f"It waits in the queue again, for {duration(report.waits_s)} now; `gangrun explain` says why."
+        yield Finding(TROUBLE, 0.0, text)
+
+
 def _start(report: Report) -> Iterator[Finding]:
     goodput = report.goodput
     start_s = goodput.setup_s + goodput.waiting_s
     if goodput.machine_s > 0 and start_s / goodput.machine_s > MUCH_START:
-        times = f"{counted(goodput.attempts, 'start')}, " if goodput.attempts > 1 else ""
+        starts = goodput.attempts + goodput.restarts
+        times = f"{counted(starts, 'start')}, " if starts > 1 else ""
         share = percent(start_s / goodput.machine_s)
         text = f"Starting up took {share} of the machine time ({times}{duration(start_s)} on each node in all)."
         yield Finding(0, start_s * max(1, report.num_nodes) * START_WEIGHT, text)
@@ -102,6 +112,21 @@ def _damage(report: Report) -> Iterator[Finding]:
     if report.skipped:
         text = f"{counted(report.skipped, 'line')} of the records could not be read; what is told here lacks them."
         yield Finding(TROUBLE, 0.0, text)
+
+
+def _left_out(report: Report) -> Iterator[Finding]:
+    """Tasks that have run, and whose own records somebody has left behind."""
+    missing = [printable(one.label) for one in report.chapters if not one.has_records and _ran(one)]
+    if missing:
+        names = ", ".join(missing[:MOST_NAMES]) + (
+            f" and {len(missing) - MOST_NAMES} more" * (len(missing) > MOST_NAMES)
+        )
+        text = f"The records of {names}, in directories of their own, are not here: all their time counts as running."
+        yield Finding(TROUBLE, 0.0, text)
+
+
+def _ran(chapter: Chapter) -> bool:
+    return any(attempt.run for attempt in chapter.timeline.attempts)
 
 
 # --- of a task
@@ -202,6 +227,25 @@ def _barrier(chapter: Chapter) -> Iterator[Finding]:
         yield Finding(0, idle_s, text)
 
 
+def _restarts(chapter: Chapter) -> Iterator[Finding]:
+    """A task that failed, and that its group started again."""
+    attempts, goodput = chapter.timeline.attempts, chapter.goodput
+    failed = [one for one, following in zip(attempts, attempts[1:]) if following.restart]
+    if not failed:
+        return
+    code = failed[-1].exit_code
+    last = (
+        f" ({'the last time with ' if len(failed) > 1 else ''}{protocol.describe_code(code)})"
+        if code is not None
+        else ""
+    )
+    words = f"It failed {_times(len(failed))}{last} and was started again"
+    if goodput.recomputed_s > 0 and not goodput.interruptions:
+        most = "" if goodput.has_marks else "at most "
+        words += f": {most}{duration(goodput.recomputed_s)} of work was lost"
+    yield Finding(TROUBLE, goodput.recomputed_s * max(1, goodput.num_nodes), words + ".")
+
+
 def _interruptions(chapter: Chapter) -> Iterator[Finding]:
     goodput = chapter.goodput
     if not goodput.interruptions:
@@ -254,7 +298,7 @@ def _clocks(chapter: Chapter) -> Iterator[Finding]:
 
 
 LOOKS: Sequence[Callable[[Chapter], Iterator[Finding]]] = (
-    _failure, _lost, _slow_setup, _late_start, _barrier, _interruptions, _checkpoints, _unsaved, _clocks,
+    _failure, _lost, _slow_setup, _late_start, _barrier, _restarts, _interruptions, _checkpoints, _unsaved, _clocks,
 )  # fmt: skip
 
 
@@ -266,7 +310,7 @@ def _who(stay: Stay) -> str:
 
 
 def _in_attempt(timeline: Timeline, attempt: Attempt) -> str:
-    return f" in attempt {attempt.number}" if len(timeline.attempts) > 1 else ""
+    return f" in attempt {attempt.label}" if len(timeline.attempts) > 1 else ""
 
 
 def _times(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import os
 import re
@@ -17,8 +18,9 @@ from gangrun import agent
 from gangrun.cluster import Job
 from gangrun.records import Run
 from gangrun.remote import NAMES
+from gangrun.report import tasks
 from gangrun.report.goodput import Goodput, Mark, Pieces, marks_in, measure, pieces_of, read_marks, together
-from gangrun.report.model import Part, Timeline, build, read_status
+from gangrun.report.model import Event, Part, Timeline, build, nodes_of, read_events, read_status
 
 RUN_PARTS = ("name", "status", "events", "checkpoints", "now", "tails", "marked")
 
@@ -33,6 +35,7 @@ class Chapter(NamedTuple):
     goodput: Goodput
     tails: Mapping[str, str]
     skipped: int  # lines that could not be read
+    has_records: bool = True  # of its own; or only its group's tell of it
 
 
 class Report(NamedTuple):
@@ -51,6 +54,7 @@ class Report(NamedTuple):
     end: float
     clock: str
     skipped: int
+    waits_s: float | None = None  # how long it has been in the queue again, if it is
 
     @property
     def has_begun(self) -> bool:
@@ -68,7 +72,13 @@ def of_job(job: Job, pattern: re.Pattern[str] | None) -> Report:
     parts = json.loads(zlib.decompress(base64.b64decode(answer["parts"])))
     if not parts:
         raise NotBegun(_not_begun(run, float(answer["now"])))
-    return compose([part_of(part) for part in parts], pattern, float(answer["utc_offset_s"]), run.submitted)
+    queued_until = None if run.is_final else float(answer["now"])
+    found = compose(
+        [part_of(part) for part in parts], pattern, float(answer["utc_offset_s"]), run.submitted, queued_until
+    )
+    if run.is_final and not found.has_ended:  # its drivers did not live to tell
+        return found._replace(state=run.state, exit_code=run.exit_code, reason=run.reason, has_ended=True)
+    return found
 
 
 class NotBegun(protocol.GangrunError):
@@ -113,17 +123,24 @@ def part_of(told: Mapping[str, Any]) -> Part:
 
 
 def compose(
-    parts: Sequence[Part], pattern: re.Pattern[str] | None, utc_offset_s: float, submitted: float | None
+    parts: Sequence[Part],
+    pattern: re.Pattern[str] | None,
+    utc_offset_s: float,
+    submitted: float | None,
+    queued_until: float | None = None,
 ) -> Report:
-    """The whole report from the parts: the job's own, then those of a group's tasks."""
-    whole = build(parts[0], submitted)
-    status = read_status(parts[0].status)
-    told = status.get("tasks")
-    tasks = [str(task.get("name")) for task in told if isinstance(task, dict)] if isinstance(told, list) else []
+    """The whole report from the parts: the job's own, then those of a group's tasks. `queued_until`: see `build`."""
+    whole = build(parts[0], submitted, queued_until=queued_until)
+    status, (events, _) = read_status(parts[0].status), read_events(parts[0].events)
     members = [part for part in parts[1:] if part.name.startswith(parts[0].name + ".")]
-    if members:
+    told = tasks.named(status, events)
+    if members or told:
+        if not nodes_of(status):
+            whole = dataclasses.replace(whole, num_nodes=tasks.width(events) or whole.num_nodes)
         chapters = [_member(part, parts[0].name, whole, pattern, utc_offset_s) for part in members]
-        order = {name: index for index, name in enumerate(tasks)}
+        present = {chapter.label for chapter in chapters}
+        chapters += [_told_of(name, told[name], events, whole) for name in told if name not in present]
+        order = {name: index for index, name in enumerate(told)}
         chapters.sort(key=lambda chapter: order.get(chapter.label, len(order)))
     else:
         chapters = [_chapter("", parts[0], whole, pattern, utc_offset_s, False)]
@@ -131,11 +148,27 @@ def compose(
     return Report(
         name=whole.name, job=whole.job, state=whole.state, exit_code=whole.exit_code, reason=whole.reason,
         has_ended=whole.has_ended, num_nodes=whole.num_nodes, chapters=chapters,
-        goodput=_whole_goodput(whole, chapters) if members else chapters[0].goodput,
+        goodput=_whole_goodput(whole, chapters) if members or told else chapters[0].goodput,
         begin=min((one.begin for one in timelines if one.attempts), default=0.0),
         end=max(one.end for one in timelines), clock=whole.clock,
-        skipped=sum(chapter.skipped for chapter in chapters) + (whole.skipped if members else 0),
+        skipped=sum(chapter.skipped for chapter in chapters) + (whole.skipped if members or told else 0),
+        waits_s=_waits_s(whole),
     )  # fmt: skip
+
+
+def _waits_s(whole: Timeline) -> float | None:
+    last = whole.attempts[-1] if len(whole.attempts) > 1 else None
+    is_queued = last is not None and not last.has_ended and last.state == protocol.PENDING and last.machine_s == 0
+    return last.queue_s if last is not None and is_queued else None
+
+
+def _told_of(name: str, told: Mapping[str, Any], events: Sequence[Event], whole: Timeline) -> Chapter:
+    """A task that has no records: it waits, or they are not here."""
+    timeline = tasks.timeline_of(name, told, events, whole)
+    is_done = whole.state == protocol.SUCCEEDED and timeline.state == protocol.CANCELLED
+    return Chapter(
+        name, timeline, [], pieces_of(timeline, [], is_done), measure(timeline, [], is_done), {}, 0, has_records=False
+    )
 
 
 def _member(part: Part, group: str, whole: Timeline, pattern: re.Pattern[str] | None, utc_offset_s: float) -> Chapter:

@@ -67,11 +67,17 @@ def lines(report: Report, look: Look) -> list[str]:
 def _title(report: Report) -> list[str]:
     job = f" (job {printable(report.job)})" if report.job else ""
     code = f", {protocol.describe_code(report.exit_code)}" if report.has_ended and report.exit_code else ""
-    attempts = counted(report.goodput.attempts, "attempt")
     tasks = f"{counted(len(report.chapters), 'task')}, " if report.is_group else ""
     so_far = "" if report.has_ended else " so far"
-    what = f"{tasks}{counted(report.num_nodes, 'node')}, {attempts}, {duration(report.end - report.begin)}{so_far}"
+    what = f"{tasks}{counted(report.num_nodes, 'node')}, {starts(report.goodput)}"
+    what += f", {duration(report.end - report.begin)}{so_far}"
     return [f"{printable(report.name)}{job} {report.state}{code}: {what}"]
+
+
+def starts(goodput: Goodput) -> str:
+    """`2 attempts, 1 restart`."""
+    restarts = f", {counted(goodput.restarts, 'restart')}" if goodput.restarts else ""
+    return counted(goodput.attempts, "attempt") + restarts
 
 
 def _footnotes(report: Report) -> list[str]:
@@ -234,13 +240,17 @@ def _totals(goodput: Goodput) -> list[str]:
     share = percent(goodput.share)
     if goodput.is_range:
         share = f"{percent(goodput.share)} to {percent(goodput.most_share)}"
-    nodes = counted(goodput.num_nodes, "node")
-    found = [f"machine time  {duration(goodput.machine_s)} on each of {nodes}, useful {share}"]
+    found = [f"machine time  {duration(goodput.machine_s)} on {each_node(goodput)}, useful {share}"]
     width = max(len(name) for name, _ in total_rows(goodput))
     for name, seconds in total_rows(goodput):
         part = "" if name == QUEUE_ROW else percent(seconds / goodput.machine_s)
         found.append(f"  {name:<{width}}  {duration(seconds):>8}  {part:>6}".rstrip())
     return found
+
+
+def each_node(goodput: Goodput) -> str:
+    nodes = counted(goodput.num_nodes, "node")
+    return nodes if goodput.num_nodes == 1 else f"each of {nodes}"
 
 
 QUEUE_ROW = "in the queue"

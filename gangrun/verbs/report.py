@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import sys
 
 import click
 
 from codegen.spec import SpecError
-from gangrun.cluster import NotFound
+from executor import protocol
+from gangrun import agent
+from gangrun.cluster import NotFound, is_ray
 from gangrun.records import Records
 from gangrun.report import goodput, source, text
 from gangrun.report.source import Report
@@ -18,10 +21,13 @@ from gangrun.show import print_json
 from gangrun.verbs.common import jobs_named
 
 WIDTH_ELSEWHERE = 100
+STDOUT = "-"
 
 
 def report(word: str, task: str | None, host: str | None, html: str | None, pattern: str | None, as_json: bool) -> int:
     compiled = None if pattern is None else goodput.compiled(pattern)
+    if html == STDOUT and as_json:
+        raise SpecError("--html='-': is standard output, where --json writes; use one of them, or a file")
     found = _found(word, host, compiled)
     if pattern is not None and not any(chapter.marks for chapter in found.chapters):
         click.echo(f"gangrun: --checkpoint-pattern={pattern!r}: no line of rank 0's log matches", err=True)
@@ -49,6 +55,9 @@ def _found(word: str, host: str | None, pattern: re.Pattern[str] | None) -> Repo
     jobs = jobs_named([word], host)
     if len(jobs) != 1:
         raise SpecError(f"job={word!r}: names {len(jobs)} runs; a report is about one")
+    if is_ray(jobs[0].cluster.name):
+        there = f"gangrun report ~/{protocol.HOME_DIRECTORY}/{protocol.ENGINE_RAY}/{jobs[0].run_id}"
+        raise SpecError(f"job={word!r}: is on Ray, and its driver's records lie on the head node; use `{there}` there")
     return source.of_job(jobs[0], pattern)
 
 
@@ -66,11 +75,33 @@ def _write_page(found: Report, path: str) -> None:
     from gangrun.report.page import page
 
     content = page(found)
+    if path == STDOUT:
+        click.echo(content, nl=False)
+        return
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(content)
+        _write(path, content.encode())
     except OSError as error:
         raise SpecError(f"--html={path!r}: {error.strerror}; use a file that can be written") from error
+
+
+def _write(path: str, content: bytes) -> None:
+    """All of it, or what was there before: a disk may be full. Not so for pipes, and where no new file may be made."""
+    if os.path.isfile(path) or not os.path.lexists(path):
+        try:
+            return agent.write_private(os.path.realpath(path), content, _mode(path))
+        except PermissionError:
+            pass
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+def _mode(path: str) -> int:
+    """That of the file which is there, or that of any new one."""
+    if os.path.exists(path):
+        return stat.S_IMODE(os.stat(path).st_mode)
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def _look() -> text.Look:

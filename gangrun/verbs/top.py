@@ -17,7 +17,7 @@ from codegen.spec import SpecError
 from executor import protocol
 from gangrun import show
 from gangrun import top as watching
-from gangrun.cluster import is_ray, open_cluster
+from gangrun.cluster import is_ray, open_cluster, usual_host
 from gangrun.records import Records, Run
 from gangrun.remote import LoginNeeded, RemoteError
 from gangrun.show import say
@@ -63,6 +63,8 @@ View = Sequence[Union[str, Sign, Grid]]  # what is on the screen, from top to bo
 
 def top(word: str | None, host: str | None, *, once: bool, rows: int | None, as_json: bool) -> int:
     watcher = _watcher(word, host)
+    if watcher is None:
+        return _nothing_anywhere(as_json)
     is_live = not (once or as_json) and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     try:
         if is_live:
@@ -79,17 +81,30 @@ def top(word: str | None, host: str | None, *, once: bool, rows: int | None, as_
     return 0
 
 
-def _watcher(word: str | None, host: str | None) -> Watcher:
+def _watcher(word: str | None, host: str | None) -> Watcher | None:
+    """None where no host was named, none is usual, and no run is in flight on any."""
     if word is None:
         records = Records.of_user()
-        hosts = {run.host for run in records.in_flight()}
-        return Watcher(open_cluster(host or (hosts.pop() if len(hosts) == 1 else None), records=records), None)
+        hosts = sorted({run.host for run in records.in_flight()})
+        host = host or (hosts[0] if len(hosts) == 1 else usual_host())
+        if host is None and hosts:
+            raise SpecError(f"host: runs are in flight on {' and '.join(hosts)}; use --host with one of them")
+        return Watcher(open_cluster(host, records=records), None) if host else None
     jobs = jobs_named([word], host)
     if len(jobs) != 1:
-        raise SpecError(f"JOB={word!r}: there are {len(jobs)}; name one, or leave it out")
+        raise SpecError(f"job={word!r}: there are {len(jobs)}; name one, or leave it out")
     if is_ray(jobs[0].cluster.name):
-        raise SpecError(f"JOB={word!r}: is on Ray, where top shows no ranks; use `gangrun logs {jobs[0].run_id} -f`")
+        why = "whose dashboard does not tell when a rank spoke last"
+        raise SpecError(f"job={word!r}: is on Ray, {why}; use `gangrun logs {jobs[0].run_id} -f`")
     return Watcher(jobs[0].cluster, jobs[0].run_id)
+
+
+def _nothing_anywhere(as_json: bool) -> int:
+    if as_json:
+        show.print_json({"host": None, "now": None, "runs": []})
+    else:
+        click.echo("no runs in flight; `gangrun queue -a` shows those that have ended")
+    return 0
 
 
 def _ask_once(watcher: Watcher) -> None:
@@ -145,7 +160,7 @@ def _job_view(watcher: Watcher, rows: int) -> View:
     most = max(LEAST_ROWS, rows // 2)
     ranks = watching.ranks(watcher.look, watcher.before, run) if watcher.look else []
     above: list[str | Sign | Grid] = [Grid(OF_QUEUE, head[:most])]
-    above += [f"and {len(head) - most} more tasks"] if len(head) > most else []
+    above += [f"and {len(head) - most} more task{'s' * (len(head) - most > 1)}"] if len(head) > most else []
     words = watching.silence(ranks)
     above += ["", Sign(words)] if words else [""]
     room = max(LEAST_ROWS, rows - min(len(head), most) - len(above) + 2)
