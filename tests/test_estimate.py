@@ -88,6 +88,14 @@ class TestACountOfPreemptions:
         assert without["same_rate"]["interruptions"] == pytest.approx(expected / rate_s)
         assert "12.3 come before 8h pass without one" in said(EXAMPLE)
 
+    def test_times_and_minutes_are_rounded_alike(self) -> None:
+        words = said("--work 8h --checkpoint-every 7h --checkpoint-cost 2m --preemptions 1")
+        assert "1 x 188 min lost" in words and words.splitlines()[4].split()[4:6] == ["3h", "8m"]
+
+    def test_one_is_no_plural(self) -> None:
+        assert ", 1 comes before" in said("--work 8h --checkpoint-every 7h --checkpoint-cost 2m --preemptions 1")
+        assert "1 preemption is to be expected" in said("--work 4h --checkpoint-every 1m --mtbp 4h")
+
     def test_a_restart_and_a_missing_wait_are_told_as_they_are(self) -> None:
         text = said("--work 1h --checkpoint-every 20m --preemptions 1 --restart-cost 5m --requeue-wait 0")
         assert text.startswith("3 checkpoints (0 min), 1 x (10 + 5) min lost and restarting: 75 min in all,")
@@ -272,6 +280,7 @@ WORK = "--work 8h "
         ("--pool 16 --phase a=0 --phase b=1", "more than 0"),
         ("--pool 16 --phase a=-1 --phase b=1", "--phase a='-1'"),
         ("--pool 16 --phase a=1e300 --phase b=1", "--phase a='1e300'"),
+        ("--pool 16 --phase a=1e3 --phase b=1", "or GPU-minutes such as 160"),
         ("--pool 16 --phase a=1 --phase b=1 --turn-cost -1s", "--turn-cost='-1s'"),
         ("--pool 16 --phase a=1 --phase b=1 --measured /nonexistent", "No such file"),
     ],

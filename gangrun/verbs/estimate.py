@@ -118,10 +118,11 @@ def _with_count(plan: Plan, count: int, as_json: bool) -> None:
 
 
 def _without(plan: Plan, count: int, mtbp_s: float, same_rate: Outcome) -> str:
-    come = _number(same_rate.interruptions) if _is_finite(same_rate) else "far too many"
+    number = _number(same_rate.interruptions) if _is_finite(same_rate) else "far too many"
+    come = f"{number} comes" if number == "1" else f"{number} come"
     return (
         f"Without checkpoints a preemption takes all that was done: half of the work, if only {count} came. At the\n"
-        f"rate of this plan, one in {show.age(mtbp_s)} of machine time, {come} come before {show.age(plan.work_s)} pass"
+        f"rate of this plan, one in {_age(mtbp_s)} of machine time, {come} before {show.age(plan.work_s)} pass"
         " without one."
     )
 
@@ -195,7 +196,8 @@ def _expected(outcome: Outcome, mtbp_s: float) -> str:
         return f"With a preemption every {show.age(mtbp_s)} of machine time on average, this takes more than 10 years."
     saved = f"a checkpoint every {show.age(plan.every_s)}" if plan.every_s else "no checkpoints"
     count = _number(outcome.interruptions)
-    return f"With {saved}, {count} preemptions are to be expected: {_result(outcome)}"
+    are = "preemption is" if count == "1" else "preemptions are"
+    return f"With {saved}, {count} {are} to be expected: {_result(outcome)}"
 
 
 def _count(number: int, what: str) -> str:
@@ -224,7 +226,7 @@ def _cells(outcome: Outcome) -> list[str]:
         return ["", saves, "", "", ENDLESS, "", ""]
     spent = (outcome.lost_s, outcome.wait_s, outcome.total_s)
     shares = f"{outcome.slowdown:.2f}", _percent(outcome.useful)
-    return [_number(outcome.interruptions), saves, *map(show.age, spent), *shares]
+    return [_number(outcome.interruptions), saves, *map(_age, spent), *shares]
 
 
 def _is_finite(outcome: Outcome) -> bool:
@@ -300,7 +302,10 @@ def _gpu_s(text: str, word: str) -> float:
         return float(text) * MINUTE_S
     if NUMBER.fullmatch(text):
         _refuse(f"--phase={word!r}", f"use more than 0 and at most {LONGEST_S // 60} GPU-minutes")
-    return float(parse_duration(text, f"--phase {word.partition('=')[0]}"))
+    try:
+        return float(parse_duration(text, f"--phase {word.partition('=')[0]}"))
+    except SpecError as error:
+        raise SpecError(f"{error}, or GPU-minutes such as 160") from error
 
 
 def _measured(path: str, pool: Pool) -> Measured:
@@ -323,6 +328,12 @@ def _number(value: float) -> str:
 
 def _minutes(seconds: float) -> str:
     return _number(seconds / MINUTE_S)
+
+
+def _age(seconds: float) -> str:
+    """As `show.age`, but to the nearest of the smaller unit, as the other figures are."""
+    unit = 3600 if seconds >= 86400 else MINUTE_S if seconds >= 3600 else 1
+    return show.age(round(seconds / unit) * unit)
 
 
 def _percent(share: float) -> str:
