@@ -375,6 +375,10 @@ class TestRestarts:
         assert (alone.goodput.attempts, alone.goodput.restarts) == (2, 2)
         assert "1 task, 1 node, 2 attempts, 2 restarts" in shown(report)
 
+    def test_a_rank_that_is_at_work_again_is_not_marked_as_failed(self) -> None:
+        alone = only(restarted(), "flaky")
+        assert "\n0 n1 " in shown(alone) and "0! n1" not in shown(alone)
+
     def test_the_failures_are_told_though_all_ended_well(self) -> None:
         (said,) = [one for one in sentences(restarted()) if "started again" in one]
         assert said == "flaky: It failed twice (the last time with exit code 3) and was started again."
@@ -481,6 +485,20 @@ class TestQueuedAgain:
         assert phases(report.chapters[0].timeline.attempts[1].stays[0]) == [("queued", 640.0, 1000.0)]
         assert report.goodput.queue_s == 40 + 360
         assert sentences(report)[0] == "It waits in the queue again, for 6m now; `gangrun explain` says why."
+
+    def test_so_does_a_task_of_a_group(self) -> None:
+        whole, task = (Story(1, "web-abcd2345" + name) for name in ("", ".train"))
+        for story in (whole, task):
+            story.begin(10, queued_since=0)
+            story.go(10)
+            story.end(100, protocol.PENDING, 143, begun=10)
+        parts = [whole.part(tasks=[{"name": "train"}]), task.part()]
+        report = compose(parts, None, 0.0, None, queued_until=T0 + 150)
+        is_sound(report)
+        assert phases(report.chapters[0].timeline.attempts[1].stays[0]) == [("queued", 100.0, 150.0)]
+        assert (report.waits_s, report.goodput.queue_s) == (50, 60)
+        ended = only(report._replace(state="CANCELLED", has_ended=True), "train")
+        assert (ended.state, ended.has_ended) == ("LOST", True)
 
     def test_where_nobody_knows_it_is_not_claimed(self) -> None:
         story = two_attempts(2)

@@ -212,6 +212,64 @@ def test_from_a_laptop_a_run_is_reported_while_it_waits_runs_and_after(laptop: L
     assert f"{job.run} (job {job.job}) FAILED, exit code 1: 2 nodes, 1 attempt" in done.stdout, done.stderr
 
 
+GROUP = """\
+name: {name}
+execution: parallel
+primary_tasks: [client]
+termination_delay: 2s
+---
+name: server
+ready: {{log: "up"}}
+run: until [ -e ~/up-$SLURM_JOB_ID ]; do sleep 0.2; done; echo up; exec sleep 4836
+---
+name: client
+num_nodes: 2
+after: [server]
+max_restarts: 1
+run: |
+  [ $GANGRUN_ATTEMPT = 0 ] || exit 0
+  echo "begin $GANGRUN_RESTARTS"; sleep 1; [ $GANGRUN_RESTARTS = 1 ] || exit 3; exec sleep 4837
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(preflight.missing_login() is not None, reason=str(preflight.missing_login()))
+def test_from_a_laptop_a_group_is_reported_while_it_waits_runs_is_requeued_and_after(laptop: Laptop) -> None:
+    """One remote call each. Its second task has to wait for the first, fails once and is started again."""
+    name = laptop.unique("web")
+    (laptop.home / "group.yaml").write_text(GROUP.format(name=name))
+    run = laptop.json("launch", "group.yaml", "--host", "head", "-d")
+    report = lambda *args: laptop.json("report", run["run"], *args)  # noqa: E731
+    go = laptop.remote_home / f"up-{run['job']}"
+    try:
+        eventually(lambda: laptop.gangrun("report", run["run"]).returncode == 0, 60)
+        eventually(lambda: report("server")["state"] == protocol.RUNNING, 60)
+        waiting = report()["tasks"][1]
+        assert (waiting["task"], waiting["state"], waiting["num_nodes"]) == ("client", protocol.PENDING, 2)
+        assert [rank["spans"][-1]["phase"] for rank in waiting["attempts"][0]["ranks"]] == ["waiting"] * 2
+        go.touch()
+        eventually(lambda: "begin 1" in laptop.gangrun("logs", run["run"]).stdout, 60)
+        shown = laptop.gangrun("report", run["run"], "1")
+        assert f"{run['run']}.client (job {run['job']}) RUNNING: 2 nodes, 1 attempt, 1 restart" in shown.stdout
+        assert "* It failed once (exit code 3) and was started again" in shown.stdout, shown.stderr
+        page = laptop.home / "group.html"
+        assert laptop.gangrun("report", run["run"], "--html", str(page)).returncode == 0
+        for words in ("server 0", "client 0", "client 0, restart 1"):
+            assert f"<td>{words}</td>" in page.read_text()
+        laptop.cluster.run("ctl", ["scontrol", "requeuehold", run["job"]])
+        laptop.cluster.wait_state(int(run["job"]), "PENDING")
+        eventually(lambda: "It waits in the queue again" in laptop.gangrun("report", run["run"]).stdout, 30)
+        laptop.cluster.run("ctl", ["scontrol", "release", run["job"]])
+        assert laptop.gangrun("wait", run["run"], timeout_s=120).returncode == 0
+        found = report()
+        assert (found["state"], found["goodput"]["attempts"], found["goodput"]["restarts"]) == ("SUCCEEDED", 2, 1)
+        client = [(one["number"], one["restart"], one["state"]) for one in report("client")["tasks"][0]["attempts"]]
+        assert client == [(0, 0, "FAILED"), (0, 1, "PENDING"), (1, 0, "SUCCEEDED")]
+    finally:
+        go.unlink(missing_ok=True)
+        laptop.cluster.run("ctl", ["scancel", run["job"]], check=False)
+
+
 # --- the picture in the README
 
 

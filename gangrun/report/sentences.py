@@ -80,7 +80,7 @@ def _queue(report: Report) -> Iterator[Finding]:
 def _queued_again(report: Report) -> Iterator[Finding]:
     if report.waits_s is not None:
         text = f"It waits in the queue again, for {duration(report.waits_s)} now; `gangrun explain` says why."
-        yield Finding(TROUBLE, 0.0, text)
+        yield Finding(TROUBLE, math.inf, text)
 
 
 def _start(report: Report) -> Iterator[Finding]:

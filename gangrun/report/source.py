@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from codegen.spec import SpecError
 from executor import protocol
-from gangrun import agent
+from gangrun import agent, states
 from gangrun.cluster import Job
 from gangrun.records import Run
 from gangrun.remote import NAMES
@@ -137,7 +137,8 @@ def compose(
     if members or told:
         if not nodes_of(status):
             whole = dataclasses.replace(whole, num_nodes=tasks.width(events) or whole.num_nodes)
-        chapters = [_member(part, parts[0].name, whole, pattern, utc_offset_s) for part in members]
+        until = None if _waits_s(whole) is None else queued_until
+        chapters = [_member(part, parts[0].name, whole, pattern, utc_offset_s, until) for part in members]
         present = {chapter.label for chapter in chapters}
         chapters += [_told_of(name, told[name], events, whole) for name in told if name not in present]
         order = {name: index for index, name in enumerate(told)}
@@ -171,11 +172,18 @@ def _told_of(name: str, told: Mapping[str, Any], events: Sequence[Event], whole:
     )
 
 
-def _member(part: Part, group: str, whole: Timeline, pattern: re.Pattern[str] | None, utc_offset_s: float) -> Chapter:
+def _member(
+    part: Part,
+    group: str,
+    whole: Timeline,
+    pattern: re.Pattern[str] | None,
+    utc_offset_s: float,
+    queued_until: float | None,
+) -> Chapter:
     """A task of a group: it was queued with its group, and ended as was meant if its group ended it."""
     label = part.name[len(group) + 1 :]
     allocations = [attempt.granted for attempt in whole.attempts]
-    timeline = build(part, whole.begin if whole.attempts else None, allocations)
+    timeline = build(part, whole.begin if whole.attempts else None, allocations, queued_until)
     is_done = whole.state == protocol.SUCCEEDED and timeline.state == protocol.CANCELLED
     return _chapter(label, part, timeline, pattern, utc_offset_s, is_done)
 
@@ -205,11 +213,12 @@ def _whole_goodput(whole: Timeline, chapters: Sequence[Chapter]) -> Goodput:
 
 
 def only(report: Report, task: str) -> Report:
-    """The report of one task of a group."""
+    """The report of one task of a group. One that did not live to tell how it ended is lost with its group."""
     chapter = next(chapter for chapter in report.chapters if chapter.label == task)
-    one = chapter.timeline
+    one, is_cut = chapter.timeline, report.has_ended and not chapter.timeline.has_ended
     return report._replace(
-        name=one.name, state=one.state, exit_code=one.exit_code, reason=one.reason, has_ended=one.has_ended,
+        name=one.name, state=states.LOST if is_cut else one.state, exit_code=one.exit_code, reason=one.reason,
+        has_ended=one.has_ended or is_cut,
         num_nodes=one.num_nodes, chapters=[chapter._replace(label="")], goodput=chapter.goodput, begin=one.begin,
         end=one.end, clock=one.clock, skipped=chapter.skipped,
     )  # fmt: skip

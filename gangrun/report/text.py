@@ -111,10 +111,9 @@ def _all_spans(chapter: Chapter) -> list[list[Span]]:
 def _rank_label(chapter: Chapter, rank: int) -> str:
     """`5 n6`; `5 n2,n6` if another attempt was elsewhere; `5! n6` if it failed, `5? n6` if it was lost."""
     hosts = dict.fromkeys(stay.host for stay in chapter.timeline.stays_of(rank) if stay.host)
-    last = [stay for stay in chapter.timeline.stays_of(rank) if stay.state][-1:]
     marks = {protocol.RANK_FAILED: "!", protocol.RANK_BROKEN: "!", protocol.RANK_LOST: "?"}
-    mark = "".join(marks[stay.state] for stay in last if stay.state in marks)
-    return f"{rank}{mark} {printable(','.join(hosts))}"
+    state = chapter.timeline.stays_of(rank)[-1].state  # it may have been started again
+    return f"{rank}{marks.get(state, '')} {printable(','.join(hosts))}"
 
 
 def shown_spans(chapter: Chapter, rank: int) -> list[Span]:
