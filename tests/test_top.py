@@ -9,8 +9,10 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import struct
+import subprocess
 import sys
 import termios
 import threading
@@ -31,7 +33,7 @@ from gangrun.records import Records, Run
 from gangrun.remote import NAMES, Host
 from gangrun.top import Log, Look, Part, Rank, Voice, Watcher
 from gangrun.verbs import top as verbs
-from tests.bench import eventually
+from tests.bench import CHECKOUT, eventually
 from tests.client_bench import LAPTOP, Laptop, Launched
 from tests.minislurm import preflight
 from tests.minislurm.cluster import Cluster
@@ -248,6 +250,13 @@ class TestScreen:
         shown = sum(line.split()[:1] in ([str(number)] for number in range(1000)) for line in lines)
         assert f"and {1000 - shown} more: {1000 - shown} running"[:width] in text
 
+    @pytest.mark.parametrize("width", [40, 50])
+    def test_on_the_narrowest_it_still_tells_which_rank_is_silent_where(self, width: int) -> None:
+        watcher: Any = FakeWatcher(a_run(num_nodes=20), a_look(gang({**dict.fromkeys(range(20), 1.0), 13: 720.0})))
+        lines = lines_of(verbs._view(watcher, 19), width)
+        (row,) = [line.split() for line in lines if line.startswith("13")]
+        assert row[:4] == ["13", "n13", "running", "12m"] and "RANK" in "\n".join(lines)
+
     def test_a_group_of_many_tasks_leaves_room_for_the_ranks(self) -> None:
         names = [f"task-{number}" for number in range(50)]
         tasks = [{"name": n, "state": "RUNNING", "nodes": ["n"], "is_primary": True, "restarts": 0} for n in names]
@@ -455,6 +464,54 @@ class TestAgent:
             "poll", root=str(tmp_path), runs=[asked], squeue=[], sacct=[], watch=both
         )  # without squeue, too
         assert list(top.parse(answer["watched"]).runs) == ["t-1"]
+
+
+# --- on a terminal, without a cluster
+
+WATCHED = """
+import sys
+from tests.test_top import NOW, FakeCluster, Watcher, a_look, gang
+from gangrun import cli, top
+from gangrun.verbs import top as verbs
+looks = [a_look(gang({0: 1.0}), now=NOW + number) for number in range(99)]
+top.parse = lambda answer: answer["look"]
+verbs._watcher = lambda word, host: Watcher(FakeCluster(*looks), "train-aaaa2222")
+sys.argv = ["gangrun", "top", "train"]
+cli.main()
+"""
+
+
+def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_back() -> None:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    argv, env = [sys.executable, "-c", WATCHED], {**os.environ, "TERM": "xterm-256color"}
+    how: Any = {"stdin": slave, "stdout": slave, "stderr": slave, "env": env, "cwd": CHECKOUT}
+    process = subprocess.Popen(argv, preexec_fn=os.setpgrp, **how)  # a group that can be stopped, as a shell makes it
+    written = bytearray()
+
+    def is_told(words: bytes, count: int) -> bool:
+        while select.select([master], [], [], 0)[0]:
+            written.extend(os.read(master, 65536))
+        return written.count(words) >= count
+
+    def is_stopped() -> bool:
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    try:
+        eventually(lambda: is_told(b"said 1.0", 1), 20)
+        process.send_signal(signal.SIGTSTP)
+        eventually(is_stopped, 20)
+        assert is_told(b"\x1b[?1049l", 1) and is_told(b"\x1b[?25h", 1), "the shell has neither its screen nor a cursor"
+        process.send_signal(signal.SIGCONT)
+        eventually(lambda: is_told(b"\x1b[?1049h", 2), 20)
+        os.write(master, b"q")
+        assert process.wait(20) == 0
+        assert is_told(b"\x1b[?1049l", 2) and written.count(b"\x1b[?1049h") == written.count(b"\x1b[?1049l")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+        os.close(slave)
 
 
 # --- on a cluster

@@ -26,6 +26,7 @@ from gangrun.verbs.common import jobs_named
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.live import Live
     from rich.table import Table
     from rich.text import Text
 
@@ -40,7 +41,8 @@ OF_RANK = ("RANK", "NODE", "PHASE", "STATE")
 AT_WORK = (protocol.SETTING_UP, protocol.RUNNING)
 SHARES = {"WHAT": 1, "LAST LINE": 2}  # of the width that the other columns leave
 LEAST_WIDTHS = {"WHAT": len("9/9 ranks done"), "LAST LINE": 12}
-NARROW, LEFT_OUT = 100, ("JOB", "NODES", "AGE")  # on a narrow terminal
+NARROW, LEFT_OUT = 100, ("JOB", "NODES", "AGE")  # on a narrow terminal, beside a last line
+NARROWEST, LEFT_OUT_FIRST = 60, ("JOB", "NODES", "AGE", "PHASE", "RATE")  # or nobody knew whose line it is
 COLOURS = {**show.COLOURS, protocol.FAILED: "red", **dict.fromkeys(watching.BAD_STATES, "bold red")}
 
 
@@ -222,7 +224,8 @@ def _rich(part: str | Sign | Grid, width: int) -> Table | Text:
     from rich.text import Text
 
     if isinstance(part, Grid):
-        return _rich_grid(part, LEFT_OUT if width < NARROW and OF_VOICE[-1] in part.columns else ())
+        is_full = OF_VOICE[-1] in part.columns
+        return _rich_grid(part, LEFT_OUT_FIRST if width < NARROWEST else LEFT_OUT if width < NARROW and is_full else ())
     words, style = (part.words, "yellow") if isinstance(part, Sign) else (part, "")
     return Text(words, style=style, no_wrap=True, overflow="ellipsis")
 
@@ -278,7 +281,8 @@ class _Screen:
     def run(self) -> None:
         from rich.live import Live
 
-        with _taken_down_on_term(), Live(console=self._console, screen=True, auto_refresh=False) as self._live:
+        self._live = Live(console=self._console, screen=True, auto_refresh=False)
+        with _taken_down_on_term(), _given_back_on_ctrl_z(self._live), self._live:
             pause_s = self._watcher.pause_s(0.0)
             while not self._is_over() and not self._wait(pause_s):
                 pause_s = self._ask()
@@ -352,6 +356,24 @@ def _single_keys() -> Iterator[_Keys]:
         yield _Keys(fd)
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _given_back_on_ctrl_z(live: Live) -> Iterator[None]:
+    """The shell that takes over finds its own screen and a cursor; with `fg` ours comes back."""
+
+    def stop(number: int, frame: object) -> None:
+        live.stop()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)  # here we stay until SIGCONT
+        signal.signal(number, stop)
+        live.start()
+
+    before = signal.signal(signal.SIGTSTP, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, before)
 
 
 @contextlib.contextmanager
