@@ -297,14 +297,16 @@ def test_what_nodes_wait_for_exists_before_any_of_them_starts(tmp_path: Path) ->
     assert "files: armed 0 1" in here(tmp_path, text).stdout
 
 
-def node_alone(tmp_path: Path, body: str, **limits: float) -> subprocess.CompletedProcess[str]:
-    """Rank 0 of three, without anybody around it, with a `ray` of ours and shorter limits."""
+def node_alone(
+    tmp_path: Path, body: str, run: str = "echo ran\n", num_ranks: int = 3, **limits: float
+) -> subprocess.CompletedProcess[str]:
+    """Rank 0 of some, without anybody around it, with a `ray` of ours and shorter limits."""
     room, script = tmp_path / "room", tmp_path / "script"
     room.mkdir()
-    script.write_text("echo ran\n")
+    script.write_text(run)
     description = {
-        **{"rank": 0, "num_ranks": 3, "node": "head", "host": "n1", "address": "127.0.0.1", "room": str(room)},
-        **{"launch_dir": str(tmp_path), "start_args": [], "grace_s": 1, "bash_options": [], "script_bytes": 9},
+        **{"rank": 0, "num_ranks": num_ranks, "node": "head", "host": "n1", "address": "127.0.0.1", "room": str(room)},
+        **{"launch_dir": str(tmp_path), "start_args": [], "grace_s": 1, "bash_options": [], "script_bytes": len(run)},
     }
     program = "from executor import ray_node; vars(ray_node).update(%r); ray_node.run_as_program()" % limits
     argv = [sys.executable, "-c", program, json.dumps(description), str(script)]
@@ -341,6 +343,13 @@ def test_a_raylet_that_was_asked_to_stop_is_told_as_that(tmp_path: Path) -> None
     done = node_alone(tmp_path, STARTS.format(directory=tmp_path, raylet="sleep 1; exit 0"))
     assert done.returncode == protocol.EXIT_INFRASTRUCTURE
     assert "Ray has ended on head (n1): raylet, exit code 0 (somebody ran `ray stop`)" in done.stdout
+
+
+@pytest.mark.parametrize(("run", "code"), [("exit 7", 7), ("kill -9 $$", 137), ("exit 0", 0), ("exit 125", 125)])
+def test_the_scripts_own_code_is_the_nodes(tmp_path: Path, run: str, code: int) -> None:
+    starts = STARTS.format(directory=tmp_path, raylet="while :; do sleep 0.1; done")
+    done = node_alone(tmp_path, starts, run="echo at $RAY_ADDRESS\n" + run, num_ranks=1)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "at 127.0.0.1:6000")
 
 
 def test_nodes_that_never_join_are_named(tmp_path: Path) -> None:
