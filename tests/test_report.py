@@ -584,6 +584,26 @@ class TestSentences:
         story.end(500, protocol.SUCCEEDED, 0, begun=1)
         assert sentences(story.report()) == ["Nothing stands out: the scripts had 99.8 % of the machine time."]
 
+    def test_a_cancelled_run_says_why_it_ended_and_what_is_unsafe(self) -> None:
+        story = Story(2)
+        story.begin(0, queued_since=0)
+        story.go(0)
+        story.end(200, protocol.CANCELLED, 143, reason="cancelled by signal 15 (DUE TO TIME LIMIT)")
+        assert sentences(story.report()) == [
+            "It is CANCELLED: cancelled by signal 15 (DUE TO TIME LIMIT).",
+            "Nobody knows how much of 3m 20s of work was saved: let the script note its checkpoints "
+            "(`gangrun checkpoint STEP`).",
+        ]
+        story.mark(50, 1)
+        assert sentences(story.report())[1] == "2m 30s of work came after the last checkpoint and was lost."
+
+    def test_scripts_that_ran_had_the_machine_time_though_what_they_did_may_be_lost(self) -> None:
+        story = Story(2)
+        story.begin(0, queued_since=0)
+        story.go(0)
+        story.end(50, protocol.CANCELLED, 143)
+        assert sentences(story.report()) == ["Nothing stands out: the scripts had 100 % of the machine time."]
+
     def test_a_heavier_finding_comes_before_a_lighter_one(self) -> None:
         """One rank is slow in setup, another at the end: whoever cost more is named first."""
 

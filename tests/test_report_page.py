@@ -77,6 +77,14 @@ def test_a_page_needs_no_network_and_runs_no_script_but_its_own(name: str) -> No
     assert policy and policy.startswith("default-src 'none';") and "unsafe" not in policy
 
 
+def test_attempts_of_several_days_have_dates() -> None:
+    story = two_attempts(1)
+    assert not re.search(r"<td[^>]*>\d{4}-\d\d-\d\d ", page(story.report()))
+    story.attempt = 2
+    story.begin(100_000)
+    assert len(re.findall(r"<td[^>]*>\d{4}-\d\d-\d\d \d\d:", page(story.report()))) == 3
+
+
 def test_nothing_that_a_run_says_is_markup() -> None:
     text = page(failed_report())
     assert "alert(" in text and not re.search(r"<script>alert|\x1b|\u202e", text)

@@ -199,13 +199,15 @@ def _total(name: str, seconds: float, goodput: Goodput) -> dict[str, str]:
 
 def _attempts(report: Report) -> list[dict[str, str]]:
     found = []
+    days = {time.localtime(moment)[:3] for moment in (report.begin, report.end)}
+    clock = "%H:%M:%S" if len(days) == 1 else "%Y-%m-%d %H:%M:%S"
     for chapter in report.chapters:
         for attempt in chapter.timeline.attempts:
             task = f"{printable(chapter.label)} " if chapter.label else ""
             found.append(
                 {
                     "number": f"{task}{attempt.label}",
-                    "began": time.strftime("%H:%M:%S", time.localtime(attempt.begun)),
+                    "began": time.strftime(clock, time.localtime(attempt.begun)),
                     "queued": duration(attempt.queue_s),
                     "ran": duration(attempt.machine_s),
                     "state": _ending(attempt),

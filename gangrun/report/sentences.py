@@ -21,6 +21,7 @@ LEAST_S = 1.0  # what costs less than this and than the share below is not worth
 LEAST_SHARE = 0.02
 SLOW = 1.5  # times the median
 CLOCK_S = 2.0
+MUCH_UNSAVED_S = 60.0
 MUCH_START, MUCH_CHECKPOINT = 0.1, 0.05
 QUEUE_WEIGHT = START_WEIGHT = 0.25  # the totals tell these, too; and no node is held in the queue
 FAILURE, TROUBLE = 2, 1
@@ -48,7 +49,7 @@ def findings(report: Report) -> list[Finding]:
     least_s = max(LEAST_S, LEAST_SHARE * report.goodput.machine_s) * max(1, report.num_nodes)
     found = [
         finding._replace(kind=look.__name__)
-        for look in (_queue, _queued_again, _start, _idle, _damage, _left_out)
+        for look in (_cancelled, _queue, _queued_again, _start, _idle, _damage, _left_out)
         for finding in look(report)
     ]
     for chapter in report.chapters:
@@ -62,7 +63,9 @@ def _all_well(report: Report) -> str:
     share = report.goodput.share
     if share is None or not any(_ran(chapter) for chapter in report.chapters):
         return "No script has begun" + (f": it is {report.state}." if report.has_ended else " yet.")
-    return f"Nothing stands out: the scripts had {percent(share)} of the machine time."
+    goodput = report.goodput
+    ran_s = goodput.useful_s + goodput.recomputed_s + goodput.checkpoint_s
+    return f"Nothing stands out: the scripts had {percent(ran_s / goodput.machine_s)} of the machine time."
 
 
 # --- of the run as a whole
@@ -75,6 +78,12 @@ def _queue(report: Report) -> Iterator[Finding]:
         share = percent(goodput.queue_s / life_s)
         text = f"It waited {duration(goodput.queue_s)} in the queue{after}: {share} of its time."
         yield Finding(0, goodput.queue_s * max(1, report.num_nodes) * QUEUE_WEIGHT, text)
+
+
+def _cancelled(report: Report) -> Iterator[Finding]:
+    """By a person, or as its time limit was over: the reason tells."""
+    if report.state == protocol.CANCELLED and report.reason:
+        yield Finding(FAILURE, 0.0, f"It is {report.state}: {printable(report.reason)}.")
 
 
 def _queued_again(report: Report) -> Iterator[Finding]:
@@ -264,6 +273,20 @@ def _interruptions(chapter: Chapter) -> Iterator[Finding]:
         yield Finding(0, goodput.recomputed_s * nodes, text)
 
 
+def _unfinished(chapter: Chapter) -> Iterator[Finding]:
+    """Work of a run that failed or was cancelled. Where it was interrupted or started again, that is told instead."""
+    goodput = chapter.goodput
+    if not chapter.timeline.has_ended or goodput.interruptions or goodput.restarts:
+        return
+    lost = duration(goodput.recomputed_s)
+    cost_s = goodput.recomputed_s * max(1, goodput.num_nodes)
+    if goodput.has_marks and goodput.recomputed_s > 0:
+        yield Finding(0, cost_s, f"{lost} of work came after the last checkpoint and was lost.")
+    elif goodput.recomputed_s >= MUCH_UNSAVED_S:
+        way = "let the script note its checkpoints (`gangrun checkpoint STEP`)"
+        yield Finding(0, cost_s, f"Nobody knows how much of {lost} of work was saved: {way}.")
+
+
 def _checkpoints(chapter: Chapter) -> Iterator[Finding]:
     goodput = chapter.goodput
     ran_s = goodput.useful_s + goodput.recomputed_s + goodput.checkpoint_s
@@ -298,7 +321,8 @@ def _clocks(chapter: Chapter) -> Iterator[Finding]:
 
 
 LOOKS: Sequence[Callable[[Chapter], Iterator[Finding]]] = (
-    _failure, _lost, _slow_setup, _late_start, _barrier, _restarts, _interruptions, _checkpoints, _unsaved, _clocks,
+    _failure, _lost, _slow_setup, _late_start, _barrier, _restarts, _interruptions, _unfinished, _checkpoints,
+    _unsaved, _clocks,
 )  # fmt: skip
 
 
