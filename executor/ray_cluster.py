@@ -130,9 +130,11 @@ def _order(address: str) -> tuple[list[int], str]:
 def free_amounts() -> Mapping[str, Amounts]:
     """What is free, by node id; empty where this Ray does not tell."""
     try:
-        from ray._private.state import available_resources_per_node
+        from ray._private import state
 
-        found: Mapping[str, Amounts] = available_resources_per_node()
+        own = state.state  # Ray 2.9 has no function for it
+        ask = getattr(state, "available_resources_per_node", None) or own._available_resources_per_node
+        found: Mapping[str, Amounts] = ask()
         return found
     except (ImportError, AttributeError):
         return {}

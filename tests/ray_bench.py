@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from codegen import Bundle, Job, render_ray_driver
 from executor import protocol
 from tests.bench import CHECKOUT, Outcome, eventually
@@ -56,9 +58,12 @@ class RayRun:
     def wait_state(self, *states: str, timeout_s: float = 30) -> dict[str, Any]:
         return eventually(lambda: self.status() if self.status().get("state") in states else None, timeout_s)
 
-    def wait_running(self, ranks: int = 3, timeout_s: float = 30) -> None:
-        """Until so many scripts run."""
-        eventually(lambda: self.status().get("progress", {}).get("ranks", {}).get("running") == ranks, timeout_s)
+    def wait_running(self, ranks: int = 3, timeout_s: float = 60) -> None:
+        """Until so many scripts run. A raylet that has just started needs long for its first worker under load."""
+        try:
+            eventually(lambda: self.status().get("progress", {}).get("ranks", {}).get("running") == ranks, timeout_s)
+        except AssertionError:
+            pytest.fail(f"{ranks} scripts do not run after {timeout_s} s; {self.status()}\n{self.text}")
 
     def wait_text(self, words: str, timeout_s: float = 30) -> str:
         return eventually(lambda: self.text if words in self.text else None, timeout_s)

@@ -46,9 +46,12 @@ ALIVE = """
 import json, sys
 from ray._private.state import GlobalState
 from ray._raylet import GcsClientOptions
-state = GlobalState()
-options = dict(allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
-state._initialize_global_state(GcsClientOptions.create(sys.argv[1], None, **options))
+state, where = GlobalState(), sys.argv[1]
+if hasattr(GcsClientOptions, "create"):
+    options = GcsClientOptions.create(where, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
+else:  # Ray 2.9
+    options = GcsClientOptions.from_gcs_address(where)
+state._initialize_global_state(options)
 print(json.dumps(sorted(node["NodeManagerAddress"] for node in state.node_table() if node["Alive"])))
 """
 
