@@ -829,6 +829,7 @@ def op_remove(root: str, runs: List[Dict[str, Any]], snapshots: List[str]) -> An
 MOST_EVENT_BYTES = 64 << 20  # of one job, of the end of the file
 MOST_TAILS, TAIL_BYTES = 20, 4096
 MOST_MARKED, LONGEST_MARKED = 20000, 500
+LONGEST_SEARCHED = 1 << 16  # of a log that has no lines, a piece at a time
 ALIVE_S = 120.0  # a driver beats every few seconds; a shared file system may be late
 LOG_NAME = re.compile(r"^(run|setup-[\w.-]+|\d+-[\w.-]+)\.log$")
 UNWELL = ("failed", "broken", "lost")
@@ -897,12 +898,13 @@ def matching(path: str, pattern: str) -> List[str]:
     search, found = re.compile(pattern).search, []  # type: Any, List[str]
     try:
         with open(path, encoding="utf-8", errors="replace", opener=regular) as file:
-            for line in file:
+            for line in iter(lambda: file.readline(LONGEST_SEARCHED), ""):
                 if search(line):
                     found.append(line[:LONGEST_MARKED].rstrip("\n"))
+                    del found[:-MOST_MARKED]
     except OSError:
         pass
-    return found[-MOST_MARKED:]
+    return found
 
 
 def op_tar(root: str, run: str, logs: List[str]) -> Answer:

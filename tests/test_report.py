@@ -762,6 +762,18 @@ class TestVerb:
         found = json.loads(gangrun("report", str(job_directory), "--json", "--checkpoint-pattern", pattern).output)
         assert [mark["step"] for mark in found["tasks"][0]["checkpoints"]] == [7, 9]
 
+    def test_a_log_without_lines_is_searched_in_pieces(self, tmp_path: Path) -> None:
+        path = tmp_path / "run.log"
+        with open(path, "wb") as file:
+            file.write(b"\n7 saved 1\n")
+            file.truncate(400 << 20)  # zeros, and no disk
+        code = (
+            "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (300 << 20, 300 << 20));"
+            "from gangrun import agent; print(agent.matching(sys.argv[1], 'saved'))"
+        )
+        done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
+        assert done.stdout == "['7 saved 1']\n", done.stderr[-500:]
+
     def test_a_pattern_that_matches_nothing_is_told(self, job_directory: Path) -> None:
         pattern = "(?P<time>x)(?P<step>y)"
         done = gangrun("report", str(job_directory), "--checkpoint-pattern", pattern)
