@@ -63,21 +63,12 @@ def run(task: Task, log_dir: str | None, grace_s: float, is_local: bool) -> NoRe
 
 def _job(task: Task, place: Place, log_dir: str | None, grace_s: float) -> Job:
     """The whole description, checked before anything is made; its directory is filled in later."""
-    return Job(
+    return task.job(
         slurm_job_id=place.slurm_job_id,
         job_id="run",
-        num_nodes=task.num_nodes,
         cluster_ips=place.cluster_ips,
         log_dir=_log_directory(log_dir) if log_dir else "logs",
-        run=task.run,
-        setup=task.setup,
-        task_name=task.name,
-        resources=task.resources,
-        env_vars=task.envs,
-        setup_env_vars=task.envs,
-        secrets=task.secrets,
-        ports=task.ports,
-        workdir=_workdir(task),
+        workdir=task.workdir_here(),
         grace_s=grace_s,
         launcher=place.launcher,
         one_shot=True,
@@ -109,13 +100,6 @@ def _log_directory(text: str) -> str:
     except OSError as error:
         raise SpecError(f"--log-dir={text!r}: {error.strerror}") from error
     return path
-
-
-def _workdir(task: Task) -> str:
-    workdir = os.path.abspath(os.path.expanduser(task.workdir or "."))
-    if not os.path.isdir(workdir):
-        raise SpecError(f"workdir={task.workdir!r}: {workdir} is not a directory")
-    return workdir
 
 
 def _directory(place: Place, task: Task) -> str:

@@ -113,23 +113,12 @@ def _is_declared(directory: str, label: str) -> bool:
 
 def _job(task: Task, directory: str, label: str) -> Job:
     run = os.path.basename(directory)
-    workdir = os.path.abspath(os.path.expanduser(task.workdir or "."))
-    if not os.path.isdir(workdir):
-        raise SpecError(f"workdir={task.workdir!r}: {workdir} is not a directory")
-    return Job(
+    return task.job(
         job_id=protocol.member_job_id(run, label),
-        num_nodes=task.num_nodes,
         log_dir=os.path.join(directory, agent.LOGS, label),
-        run=task.run,
-        setup=task.setup,
         task_name=label,
-        resources=task.resources,
-        env_vars=task.envs,
-        setup_env_vars=task.envs,
-        secrets=task.secrets,
         cluster_home=_cluster_home(directory),
-        workdir=workdir,
-        ports=task.ports,
+        workdir=task.workdir_here(),
         grace_s=float(task.slurm.grace or protocol.DEFAULT_GRACE_S),
     )
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from codegen import Bundle, Job, SpecError, recompile, render_driver
 from codegen.bundle import write_files
 from codegen.slurm import render_batch, sbatch_options
+from codegen.spec import Resources
 from executor import protocol
 from gangrun import agent, requests
 from gangrun.records import Run
@@ -119,27 +120,24 @@ def planned(
 
 
 def job_of(task: Task, run: str, place: Place, request: Request) -> Job:
-    gpus = request.gpus.value
-    count, kind = (gpus.count, gpus.kind) if gpus else (0, None)
-    return Job(
+    return task.job(
         job_id=run,
-        num_nodes=task.num_nodes,
         log_dir=os.path.join(place.directory, agent.LOGS),
-        run=task.run,
-        setup=task.setup,
-        task_name=task.name,
-        resources=dataclasses.replace(task.resources, gpus=count, gpu_type=kind),
-        env_vars=task.envs,
-        setup_env_vars=task.envs,
-        secrets=task.secrets,
+        resources=resources_of(task, request),
         cluster_home=place.root,
         workdir=place.workdir,
-        ports=task.ports,
         python=place.python,
         grace_s=request.grace_s.value,
         warn_signal=request.warn_signal.value,
         requeue=request.requeue.value,
     )
+
+
+def resources_of(task: Task, request: Request) -> Resources:
+    """Of each node, with the GPUs that the request ends up with."""
+    gpus = request.gpus.value
+    count, kind = (gpus.count, gpus.kind) if gpus else (0, None)
+    return dataclasses.replace(task.resources, gpus=count, gpu_type=kind)
 
 
 def whole_options(run: str, place: Place, request: Request) -> list[str]:

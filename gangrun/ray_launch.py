@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from codegen import Bundle, Job
+from codegen import Bundle
 from codegen.ray import render_ray_driver
 from codegen.spec import SpecError
 from executor import protocol
@@ -82,8 +82,7 @@ def ignored(task: Task) -> list[str]:
     """What of the task does not count here."""
     default = Slurm()
     names = [field.name for field in dataclasses.fields(Slurm) if field.name != "grace"]
-    own = [f"slurm.{name}" for name in names if getattr(task.slurm, name) != getattr(default, name)]
-    return [*(["ports"] if task.ports else []), *own]
+    return [f"slurm.{name}" for name in names if getattr(task.slurm, name) != getattr(default, name)]
 
 
 def check_secrets(task: Task, address: str) -> None:
@@ -96,7 +95,8 @@ def check_secrets(task: Task, address: str) -> None:
 
 def plan(task: Task, run: str, taken: Snapshot | None, request: Request) -> Plan:
     """Pure, but for reading the snapshot. Raises SpecError for what cannot be."""
-    job = job_of(task, run, request)
+    resources, grace_s = launch.resources_of(task, request), request.grace_s.value
+    job = task.job(job_id=run, log_dir=LOGS_MARK, resources=resources, grace_s=grace_s, one_shot=True)
     driver = render_ray_driver(job)
     status = protocol.job_directory("", protocol.ENGINE_RAY, run).lstrip("/")
     names = {
@@ -123,25 +123,6 @@ def _body(run: str, tree: Package, own: Package, meta: Mapping[str, Any], reques
         },
         "metadata": {META_KEY: json.dumps(kept)},
     }
-
-
-def job_of(task: Task, run: str, request: Request) -> Job:
-    gpus = request.gpus.value
-    count, kind = (gpus.count, gpus.kind) if gpus else (0, None)
-    return Job(
-        job_id=run,
-        num_nodes=task.num_nodes,
-        log_dir=LOGS_MARK,
-        run=task.run,
-        setup=task.setup,
-        task_name=task.name,
-        resources=dataclasses.replace(task.resources, gpus=count, gpu_type=kind),
-        env_vars=task.envs,
-        setup_env_vars=task.envs,
-        secrets=task.secrets,
-        grace_s=request.grace_s.value,
-        one_shot=True,
-    )
 
 
 def missing(dashboard: Dashboard, packages: Sequence[Package]) -> list[Package]:

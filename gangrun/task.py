@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from codegen.spec import TASK_NAME_ALLOWED, Resources, SpecError, checked_variable, is_task_name
+from codegen.spec import TASK_NAME_ALLOWED, Job, Resources, SpecError, checked_variable, is_task_name
 from codegen.yamlfile import YamlMapping, read
 from executor.protocol import LAST_PORT
 from gangrun import requests
@@ -100,6 +100,22 @@ class Task:
             slurm=slurm_of(mapping),
             sources=sources_of(mapping),
         )
+
+    def job(self, **own: Any) -> Job:
+        """What a driver is made of; `own` is what the place says, in Job's words. Raises SpecError."""
+        said = {
+            "num_nodes": self.num_nodes, "run": self.run, "setup": self.setup, "task_name": self.name,
+            "resources": self.resources, "env_vars": self.envs, "setup_env_vars": self.envs, "secrets": self.secrets,
+            "ports": self.ports,
+        }  # fmt: skip
+        return Job(**{**said, **own})
+
+    def workdir_here(self) -> str:
+        """Its work directory on this machine. Raises SpecError if it is none."""
+        path = os.path.abspath(os.path.expanduser(self.workdir or "."))
+        if not os.path.isdir(path):
+            raise SpecError(f"workdir={self.workdir!r}: {path} is not a directory")
+        return path
 
 
 def _name(mapping: YamlMapping) -> str:

@@ -367,6 +367,11 @@ def test_gpus_and_cpus_become_the_bundle() -> None:
     assert ast.literal_eval(bundle.value) == {"CPU": 3, "H100": 2}
 
 
+def test_the_ports_of_the_task_are_looked_at_on_ray_too() -> None:
+    task = Task(name="t", run="true", ports=(8000, 8001))
+    assert "ports=[8000,8001" in "".join(plan_of(task).driver.split()) and not ray_launch.ignored(task)
+
+
 def test_the_grace_of_the_task_is_the_time_that_ray_leaves_its_driver() -> None:
     body = plan_of(Task(name="t", run="true", slurm=Slurm(grace=120))).body
     assert int(body["runtime_env"]["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) >= 120
