@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -16,7 +18,7 @@ import pytest
 
 from executor import protocol
 from gangrun import states
-from tests.bench import eventually
+from tests.bench import CHECKOUT, eventually
 from tests.client_bench import without_colour
 from tests.miniray import HEAD, RayBed
 from tests.miniray.bed import missing
@@ -138,6 +140,19 @@ def test_a_failure_has_its_code_its_reason_and_the_end_of_its_log(desk: Desk) ->
     assert "ModuleNotFound" in desk.gangrun("explain", run).stdout
     broken = desk.launch("true", setup="exit 3")
     assert (desk.gangrun("wait", broken).returncode, desk.seen(broken)["state"]) == (100, protocol.FAILED_SETUP)
+
+
+def test_a_report_is_made_on_the_head_node_by_the_command_that_the_refusal_tells(desk: Desk) -> None:
+    run = desk.launch("sleep 1; exit $SKYPILOT_NODE_RANK", num_nodes=2)
+    assert desk.gangrun("wait", run).returncode == states.EXIT_FAILED
+    for verb, why in (("report", "its driver's records lie on the head node"), ("top", "does not tell when a rank")):
+        done = desk.gangrun(verb, run)
+        assert done.returncode == protocol.EXIT_USAGE and why in done.stderr and done.stderr.count("\n") == 1
+    told = re.findall("`(.*)`", desk.gangrun("report", run).stderr)[0]
+    command = f"{shlex.quote(sys.executable)} -m {told}"
+    shown = desk.bed.run(HEAD, ["sh", "-c", command], env={"HOME": os.environ["HOME"], "PYTHONPATH": str(CHECKOUT)})
+    assert f"{run} FAILED, exit code 1: 2 nodes, 1 attempt" in shown.stdout
+    assert "Rank 1 on n2 failed first, 1." in shown.stdout, shown.stdout
 
 
 def test_what_no_node_can_ever_hold_is_told_at_once(desk: Desk) -> None:

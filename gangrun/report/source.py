@@ -17,7 +17,7 @@ from executor import protocol
 from gangrun import agent, states
 from gangrun.cluster import Job
 from gangrun.records import Run
-from gangrun.remote import NAMES
+from gangrun.remote import NAMES, Unreachable
 from gangrun.report import tasks
 from gangrun.report.goodput import Goodput, Mark, Pieces, marks_in, measure, pieces_of, read_marks, together
 from gangrun.report.model import Event, Part, Timeline, build, nodes_of, read_events, read_status
@@ -68,7 +68,12 @@ class Report(NamedTuple):
 def of_job(job: Job, pattern: re.Pattern[str] | None) -> Report:
     """What the cluster knows of a run. Raises RemoteError."""
     run = job.run
-    answer = job.cluster.host.call("report", root=run.root, run=run.run, pattern=pattern and pattern.pattern)
+    try:
+        answer = job.cluster.host.call("report", root=run.root, run=run.run, pattern=pattern and pattern.pattern)
+    except Unreachable as error:
+        if pattern is None:
+            raise
+        raise Unreachable(f"{error}; --checkpoint-pattern may take too long there: try without it") from error
     parts = json.loads(zlib.decompress(base64.b64decode(answer["parts"])))
     if not parts:
         raise NotBegun(_not_begun(run, float(answer["now"])))
