@@ -21,7 +21,7 @@ ACCELERATOR_TYPE = (
 A_LITTLE = 0.001
 EXTRA = "gangrun[ray]"
 LISTED_NODES = 8
-PULSE_S = 2.0
+PULSE_S = 10.0
 # Ray ends a driver that has not heard of the head for 60 s, on the spot; ours says before how the job has ended.
 OWN_PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "120"}
 Amounts = Mapping[str, float]
@@ -56,9 +56,10 @@ def connect(namespace: str) -> None:
 
 
 class Pulse:
-    """For how long the cluster's head has not answered."""
+    """For how long the cluster's head has not answered. It is asked seldom: of a thousand nodes that is a megabyte."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
         self._answered = time.monotonic()
         threading.Thread(target=self._ask, daemon=True).start()
 
@@ -71,7 +72,7 @@ class Pulse:
                 self._answered = time.monotonic()
             except Exception:  # whatever it says, it is no answer
                 pass
-            time.sleep(PULSE_S)
+            time.sleep(self._interval_s)
 
     @property
     def silent_s(self) -> float:

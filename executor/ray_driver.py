@@ -68,6 +68,7 @@ class RayDriver:
         self._run: Crew | None = None
         self._beats = 0
         self._pulse: Pulse | None = None
+        self._head_patience_s = min(HEAD_PATIENCE_S, job.liveness_timeout_s)
         self._is_headless = False
         self._is_cancelling = False
         self._stopped_at: float | None = None
@@ -102,8 +103,9 @@ class RayDriver:
         ray_cluster.connect(f"gangrun-{job.job_id}")
         import ray
 
-        self._pulse = Pulse()
-        self._loop.every(PULSE_S, PULSE_S, self._feel_pulse)
+        look_s = min(PULSE_S, self._head_patience_s / 4)
+        self._pulse = Pulse(look_s)
+        self._loop.every(look_s, look_s, self._feel_pulse)
         self._nodes = ray_cluster.alive_nodes()
         self._cluster_ips = job.cluster_ips or [node.address for node in self._nodes]
         has_archive = job.archive is not None and os.path.exists(job.archive)
@@ -492,7 +494,7 @@ class RayDriver:
     def _feel_pulse(self) -> None:
         """Nobody tells a driver of the end of the head."""
         silent_s = self._pulse.silent_s if self._pulse else 0.0
-        if silent_s > min(HEAD_PATIENCE_S, self._job.liveness_timeout_s) and not self._is_headless:
+        if silent_s > self._head_patience_s and not self._is_headless:
             self._is_headless = True
             if not self._is_cancelling:
                 words = "the head of the Ray cluster (gcs_server) has not answered for %.0f s" % silent_s
