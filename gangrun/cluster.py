@@ -20,13 +20,14 @@ from gangrun.agent import OUTPUT
 from gangrun.group import Group
 from gangrun.launch import Plan
 from gangrun.news import Seen, adopted, news_of, poll_request
-from gangrun.records import Poll, Records, Run, is_selector, state_directory
+from gangrun.records import Poll, Records, Run, refuse_selector, state_directory
 from gangrun.remote import LOCAL, Host, LoginNeeded, RemoteError, Unreachable, open_host
 from gangrun.task import Task
 
 if TYPE_CHECKING:
     from gangrun.check import Finding
     from gangrun.explain.reasons import Explanation
+    from gangrun.ray_launch import Plan as RayPlan
 
 LEAST_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 30.0
@@ -38,7 +39,7 @@ POLL_LOCK_TIMEOUT_S = 120.0
 class Intent(NamedTuple):
     """A launch before it is sent. `snapshots` are by work directory, `missing` those that the host lacks."""
 
-    plan: Plan
+    plan: Plan | RayPlan
     request: settings.Request
     snapshots: Mapping[str, snapshot.Snapshot]
     missing: Sequence[snapshot.Snapshot]
@@ -58,7 +59,7 @@ class Cluster:
     ) -> None:
         self.settings = config or settings.load(os.environ)
         self.name = host or _usual_host(self.settings) or _refuse_no_host(self.settings)
-        self.host_settings = self.settings.hosts.get(self.name, settings.HostSettings())
+        self.host_settings = self.settings.host(self.name)
         self.host: Host = self._open()
         self.records = records or Records.of_user()
         self.root = self.host_settings.workdir or settings.DEFAULT_WORKDIR
@@ -74,8 +75,7 @@ class Cluster:
         self, work: Task | Group, *, dirty: bool = False, say: Callable[[str], None] = lambda words: None, **flags: Any
     ) -> Intent:
         """Everything that a launch would send, after one remote call. `flags`: see `settings.resolve`."""
-        if is_selector(work.name):
-            raise SpecError(f"name={work.name!r}: is how commands name other jobs; use another")
+        refuse_selector(work.name)
         tasks = [member.task for member in work.members] if isinstance(work, Group) else [work]
         request, own = self._requests(work, flags)
         snapshots = {path: self._snapshot(path, dirty, say) for path in _workdirs(tasks)}
@@ -126,17 +126,20 @@ class Cluster:
             self.records.refuse_twin(self.name, work.name)
         intent = self.plan(work, dirty=dirty, say=say, **flags)
         run, root = intent.plan.run, intent.request.workdir.value
-        self.records.add(launch.record_of(intent.plan, self.name, root), force)
+        self.records.add(launch.record_of(intent.plan.meta, self.name, root), force)
         try:
-            for taken in intent.missing:
-                say(f"uploading {taken.files} files, {taken.size / 1e6:.1f} MB, as snapshot {taken.digest[:12]}")
-                launch.upload(self.host, root, taken)
+            self._upload(intent, root, say)
         except BaseException:
             self.records.forget(run)
             raise
         self.records.change(run, submitted=time.time())  # an upload may have taken long
         self._submit(intent, root, say)
         return Job(self, run)
+
+    def _upload(self, intent: Intent, root: str, say: Callable[[str], None]) -> None:
+        for taken in intent.missing:
+            say(f"uploading {taken.files} files, {taken.size / 1e6:.1f} MB, as snapshot {taken.digest[:12]}")
+            launch.upload(self.host, root, taken)
 
     def _submit(self, intent: Intent, root: str, say: Callable[[str], None]) -> None:
         """The run is forgotten only where the host said no: in all other cases its job may be in the queue."""
@@ -156,7 +159,7 @@ class Cluster:
         fresh = {"state": protocol.PENDING, "is_final": False, "reason": "", "ended": None}
         self.records.change(run, job=job, cluster=cluster, **fresh)
 
-    def _send(self, root: str, plan: Plan, say: Callable[[str], None]) -> tuple[str, str | None]:
+    def _send(self, root: str, plan: Any, say: Callable[[str], None]) -> tuple[str, str | None]:
         return launch.submit(self.host, root, plan, say)
 
     def _snapshot(self, workdir: str, dirty: bool, say: Callable[[str], None]) -> snapshot.Snapshot:
@@ -257,9 +260,9 @@ class Cluster:
         return check(self, deep, say)
 
 
-def is_ray(name: str | None) -> bool:
+def is_ray(name: str) -> bool:
     """Whether the name of a host is the address of a Ray cluster."""
-    return name is not None and name.startswith(("http://", "https://"))
+    return "://" in name
 
 
 def open_cluster(host: str | None = None, *, records: Records | None = None) -> Cluster:

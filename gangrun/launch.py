@@ -15,7 +15,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from codegen import Bundle, Job, SpecError, recompile, render_driver
 from codegen.bundle import write_files
@@ -29,6 +29,7 @@ from gangrun.settings import Request
 from gangrun.snapshot import Snapshot
 from gangrun.task import Task
 
+Answer = TypeVar("Answer")
 LONGEST_NAME = 40
 RUN_ID_BYTES = 5
 SCRIPT_NAME = "job.sbatch"
@@ -197,28 +198,35 @@ def upload(host: Host, root: str, snapshot: Snapshot) -> None:
         host.call("upload", root=root, digest=snapshot.digest, size=snapshot.size, payload=payload)
 
 
-def submit(
-    host: Host, root: str, plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
-) -> tuple[str, str | None]:
-    """The job's id and cluster. The same request is made again where its answer got lost: it submits once."""
+def submit(host: Host, root: str, plan: Plan, say: Callable[[str], None]) -> tuple[str, str | None]:
+    """The job's id and cluster."""
     files = {name: base64.b64encode(zlib.compress(content)).decode() for name, content in plan.files.items()}
     request: dict[str, Any] = {
         "root": root, "run": plan.run, "files": files, "trees": dict(plan.trees), "prepare": _renewal(plan),
         "sbatch": list(plan.sbatch), "cluster": cluster_of(plan.sbatch),
     }  # fmt: skip
-    for wait_s in (*RETRY_S, None):
+
+    def ask() -> Any:
         try:
-            answer = host.call("submit", timeout_s=SUBMIT_TIMEOUT_S, **request)
-            return answer["job"], answer["cluster"]
+            return host.call("submit", timeout_s=SUBMIT_TIMEOUT_S, **request)
         except RemoteError as error:
-            is_unknown = agent.UNKNOWN in str(error)
-            if not (is_unknown or isinstance(error, Unreachable)):
-                raise
-            if wait_s is None:
+            if agent.UNKNOWN in str(error):
                 raise Unreachable(str(error).replace(agent.UNKNOWN, "")) from error
+            raise
+
+    answer = surely(ask, say)
+    return answer["job"], answer["cluster"]
+
+
+def surely(ask: Callable[[], Answer], say: Callable[[str], None]) -> Answer:
+    """What `ask` returns: it is called again where an answer got lost, and must submit once however often it is."""
+    for wait_s in RETRY_S:
+        try:
+            return ask()
+        except Unreachable as error:
             say(f"{error}; asking again in {wait_s:.0f} s (this cannot make a second job)")
-            sleep(wait_s)
-    raise AssertionError("unreachable")
+            time.sleep(wait_s)
+    return ask()
 
 
 def _renewal(plan: Plan) -> list[str]:
@@ -275,10 +283,10 @@ def write(plan: Plan, directory: str) -> None:
     os.makedirs(os.path.join(directory, agent.LOGS), exist_ok=True)
 
 
-def record_of(plan: Plan, host: str, root: str) -> Run:
-    kept = {key: value for key, value in plan.meta.items() if key != "diff"}
+def record_of(meta: Mapping[str, Any], host: str, root: str) -> Run:
+    kept = {key: value for key, value in meta.items() if key != "diff"}
     nodes, submitted = kept["num_nodes"], kept["submitted"]
-    return Run(plan.run, kept["name"], host, root, num_nodes=nodes, submitted=submitted, meta=kept)
+    return Run(kept["run"], kept["name"], host, root, num_nodes=nodes, submitted=submitted, meta=kept)
 
 
 def _bytes(text: str) -> bytes:

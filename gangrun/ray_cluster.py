@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from codegen.spec import SpecError
 from executor import protocol
 from gangrun import launch, ray_launch, ray_states, settings, states
-from gangrun.cluster import Cluster, Job
+from gangrun.cluster import Cluster, Intent, Job
 from gangrun.explain.reasons import Explanation
 from gangrun.group import Group
 from gangrun.ray_api import checked_address
 from gangrun.ray_host import RayHost
 from gangrun.ray_states import Evidence, Info, parse_info
-from gangrun.records import SUBMITTING, Records, Run, is_selector
-from gangrun.remote import RemoteError, Unreachable
+from gangrun.records import SUBMITTING, Records, Run, refuse_selector
+from gangrun.remote import RemoteError
 from gangrun.task import Task
 
 if TYPE_CHECKING:
     from gangrun.check import Finding
-    from gangrun.snapshot import Snapshot
 
 SESSION = "session"  # of the cluster, at the launch: every start of Ray's head makes another one
 LAST_WORDS = 10
 OUR_WORDS = "gangrun: "
-
-
-class Intent(NamedTuple):
-    """A launch before it is sent."""
-
-    plan: ray_launch.Plan
-    request: settings.Request
-    snapshots: Mapping[str, Snapshot]
-    missing: Sequence[Snapshot] = ()
 
 
 class RayCluster(Cluster):
@@ -55,12 +44,11 @@ class RayCluster(Cluster):
 
     # --- launching
 
-    def plan(  # type: ignore[override]
+    def plan(
         self, work: Task | Group, *, dirty: bool = False, say: Callable[[str], None] = lambda words: None, **flags: Any
     ) -> Intent:
-        """Everything that a launch would send, after one call. Of flags, `gpus` and `grace` mean something on Ray."""
-        if is_selector(work.name):
-            raise SpecError(f"name={work.name!r}: is how commands name other jobs; use another")
+        """Everything that a launch would send, and nothing sent. Of flags, `gpus` and `grace` mean something on Ray."""
+        refuse_selector(work.name)
         request = ray_launch.checked_request(flags, work, self.name, self.settings)
         assert isinstance(work, Task)
         ray_launch.check_secrets(work, self.name)
@@ -72,16 +60,14 @@ class RayCluster(Cluster):
         for note in plan.tree.notes:
             say(note)
         snapshots = {taken.path: taken} if taken else {}
-        return Intent(plan._replace(meta={**plan.meta, SESSION: session}), request, snapshots)
+        missing = [taken] if taken and not self.host.dashboard.has_package(plan.tree.name) else []
+        return Intent(plan._replace(meta={**plan.meta, SESSION: session}), request, snapshots, missing)
+
+    def _upload(self, intent: Any, root: str, say: Callable[[str], None]) -> None:
+        ray_launch.upload(self.host.dashboard, intent.plan, say)
 
     def _send(self, root: str, plan: Any, say: Callable[[str], None]) -> tuple[str, str | None]:
-        try:
-            for package in ray_launch.missing(self.host.dashboard, [plan.tree, plan.own]):
-                say(f"uploading {len(package.content) / 1e6:.1f} MB as {package.name}")
-                self.host.dashboard.put_package(package.name, package.content)
-        except Unreachable as error:  # nothing has been submitted: there is nothing to find out
-            raise RemoteError(str(error)) from error
-        ray_launch.submit_surely(self.host.dashboard, plan, say)
+        launch.surely(lambda: ray_launch.submit(self.host.dashboard, plan, say), say)
         return plan.run, None
 
     # --- following

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from codegen import Bundle
@@ -29,7 +28,7 @@ NAMES_NAME = "names.json"
 # https://docs.ray.io/en/latest/cluster/running-applications/job-submission/jobs-package-ref.html: from TERM to KILL
 STOP_WAIT_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_MARGIN_S = 15  # for the driver to tell how it ended, after its programs have
-KNOWN_ALREADY = "already exists"
+KNOWN_ALREADY = b"already exists"
 FLAGS = ("gpus", "grace")  # those of the command line that mean something on Ray
 SHOWN = ("gpus", "cpus", "python", "grace_s")
 NOT_FOR_RAY = "Slurm's, and Ray has nothing like it"
@@ -125,38 +124,26 @@ def _body(run: str, tree: Package, own: Package, meta: Mapping[str, Any], reques
     }
 
 
-def missing(dashboard: Dashboard, packages: Sequence[Package]) -> list[Package]:
-    return [package for package in packages if not dashboard.has_package(package.name)]
+def upload(dashboard: Dashboard, plan: Plan, say: Callable[[str], None]) -> None:
+    """What the cluster has not, or not any more."""
+    for package in (plan.tree, plan.own):
+        if not dashboard.has_package(package.name):
+            say(f"uploading {len(package.content) / 1e6:.1f} MB as {package.name}")
+            dashboard.put_package(package.name, package.content)
 
 
-def submit(dashboard: Dashboard, plan: Plan) -> None:
+def submit(dashboard: Dashboard, plan: Plan, say: Callable[[str], None]) -> None:
     """Ask once. Where the answer is lost, or makes no sense, Ray is asked whether it knows the run; it takes an id
     once, so asking again cannot make a second job. Raises Unreachable where that is not known, Refused."""
     try:
-        for package in missing(dashboard, [plan.tree, plan.own]):
-            dashboard.put_package(package.name, package.content)
+        upload(dashboard, plan, say)
         answer = dashboard.submit(plan.body)
     except Unreachable:
         if dashboard.job(plan.run) is not None:
             return
         raise
-    if answer.status == 200 or KNOWN_ALREADY in answer.body.decode("utf-8", "replace"):
-        return
-    if dashboard.job(plan.run) is not None:
+    if answer.status == 200 or KNOWN_ALREADY in answer.body or dashboard.job(plan.run) is not None:
         return
     if answer.status >= 500 and b"400" not in answer.body:
         raise Unreachable(f"{dashboard.address}: Ray did not take the job: {answer.words}")
     raise Refused(f"{dashboard.address}: Ray refused the job: {answer.words}")
-
-
-def submit_surely(
-    dashboard: Dashboard, plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
-) -> None:
-    for wait_s in (*launch.RETRY_S, None):
-        try:
-            return submit(dashboard, plan)
-        except Unreachable as error:
-            if wait_s is None:
-                raise
-            say(f"{error}; asking again in {wait_s:.0f} s (this cannot make a second job)")
-            sleep(wait_s)

@@ -67,9 +67,10 @@ class Run(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name != "evidence"}
 
 
-def is_selector(name: str) -> bool:
-    """Whether a name would be taken for something else where a job is named: `last`, `all`, or a job id."""
-    return name in ("last", "all") or name.replace(";", "").isdigit()
+def refuse_selector(name: str) -> None:
+    """Raises UsageError for what would be taken for something else where a job is named: `last`, `all`, or a job id."""
+    if name in ("last", "all") or name.replace(";", "").isdigit():
+        raise protocol.UsageError(f"name={name!r}: is how commands name other jobs; use another")
 
 
 class Poll(NamedTuple):

@@ -329,7 +329,7 @@ def test_an_answer_that_was_lost_is_looked_up_and_not_asked_for_again() -> None:
             return {"status": "PENDING"} if self.posted else None
 
     dashboard = Losing("http://127.0.0.1:8265")
-    ray_launch.submit_surely(dashboard, plan_of(Task(name="t", run="true")), lambda words: None)
+    ray_launch.submit(dashboard, plan_of(Task(name="t", run="true")), print)
     assert dashboard.posted == 1
 
 
@@ -346,7 +346,17 @@ def test_what_ray_says_to_a_submission(fake: FakeMaker, answer: Any, error: type
         "GET /api/packages": (200, "true"), "POST /api/jobs/": answer, "GET /api/jobs/t-1": (404, "t-1 does not exist"),
     })  # fmt: skip
     with pytest.raises(error) if error else contextlib.nullcontext():
-        ray_launch.submit(Dashboard(server.url), plan_of(Task(name="t", run="true")))
+        ray_launch.submit(Dashboard(server.url), plan_of(Task(name="t", run="true")), print)
+
+
+def test_a_dry_run_tells_whether_the_tree_is_there_already(tmp_path: Path, fake: FakeMaker) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "data").write_text("1")
+    task = task_file(tmp_path, workdir="code")
+    for status, told in ((404, "to be uploaded"), (200, "on the host already")):
+        server = fake({"GET /api/version": (200, VERSION), "GET /api/packages": (status, "true")})
+        done = gangrun(tmp_path, "launch", task, "--ray", server.url, "--dry-run")
+        assert told in done.stdout, done.stderr
 
 
 def test_no_secret_and_no_value_is_in_what_is_listed() -> None:
