@@ -143,7 +143,7 @@ def compose(
         if not nodes_of(status):
             whole = dataclasses.replace(whole, num_nodes=tasks.width(events) or whole.num_nodes)
         until = None if _waits_s(whole) is None else queued_until
-        chapters = [_member(part, parts[0].name, whole, pattern, utc_offset_s, until) for part in members]
+        chapters = [_member(part, whole, told, pattern, utc_offset_s, until) for part in members]
         present = {chapter.label for chapter in chapters}
         chapters += [_told_of(name, told[name], events, whole) for name in told if name not in present]
         order = {name: index for index, name in enumerate(told)}
@@ -179,16 +179,17 @@ def _told_of(name: str, told: Mapping[str, Any], events: Sequence[Event], whole:
 
 def _member(
     part: Part,
-    group: str,
     whole: Timeline,
+    told: Mapping[str, Mapping[str, Any]],
     pattern: re.Pattern[str] | None,
     utc_offset_s: float,
     queued_until: float | None,
 ) -> Chapter:
     """A task of a group: it was queued with its group, and ended as was meant if its group ended it."""
-    label = part.name[len(group) + 1 :]
+    label = part.name[len(whole.name) + 1 :]
     allocations = [attempt.granted for attempt in whole.attempts]
     timeline = build(part, whole.begin if whole.attempts else None, allocations, queued_until)
+    timeline = tasks.turn_of(told.get(label, {}), whole, timeline)
     is_done = whole.state == protocol.SUCCEEDED and timeline.state == protocol.CANCELLED
     return _chapter(label, part, timeline, pattern, utc_offset_s, is_done)
 

@@ -5,6 +5,7 @@ A task has none before it starts. Nor has one whose directory, or whose events, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,9 +39,28 @@ def timeline_of(name: str, told: Mapping[str, Any], events: Sequence[Event], who
         within = [event for event in own if attempt.begun <= event["time"] < until]
         for one in _lives(within, attempt, num_nodes):
             attempts.append(one._replace(life=len(attempts)))
-    if attempts and isinstance(told.get("reason"), str):
-        attempts[-1] = attempts[-1]._replace(reason=told["reason"])
+    if attempts:
+        attempts[-1] = _settled(attempts[-1], told)
     return Timeline(f"{whole.name}.{name}", name, whole.job, num_nodes, attempts, clock=whole.clock)
+
+
+def turn_of(told: Mapping[str, Any], whole: Timeline, timeline: Timeline) -> Timeline:
+    """The same, and that it has not begun yet in the group's last attempt, where that is so."""
+    last = whole.attempts[-1] if whole.attempts else None
+    if last is None or not timeline.attempts or timeline.attempts[-1].number >= last.number:
+        return timeline
+    waits = _life(None, None, last.ended, last.submitted, last, timeline.num_nodes)
+    waits = _settled(waits, told)._replace(life=len(timeline.attempts))
+    return dataclasses.replace(timeline, attempts=[*timeline.attempts, waits])
+
+
+def _settled(attempt: Attempt, told: Mapping[str, Any]) -> Attempt:
+    """With the end that the group's record tells, if its events did not live to."""
+    state, code = told.get("state"), told.get("exit_code")
+    if attempt.has_ended and attempt.state not in protocol.TERMINAL_STATES and state in protocol.TERMINAL_STATES:
+        attempt = attempt._replace(state=str(state), exit_code=code if isinstance(code, int) else None)
+    reason = told.get("reason")
+    return attempt._replace(reason=reason) if isinstance(reason, str) else attempt
 
 
 def _lives(events: Sequence[Event], attempt: Attempt, num_nodes: int) -> Iterator[Attempt]:

@@ -52,7 +52,10 @@ def _found(word: str, host: str | None, pattern: re.Pattern[str] | None) -> Repo
         if not os.path.exists(word):
             raise NotFound(f"job={word!r}: no such file or directory; use a job, or the directory of one")
         return source.of_path(word, pattern)
-    jobs = jobs_named([word], host)
+    try:
+        jobs = jobs_named([word], host)
+    except NotFound as error:
+        raise NotFound(f"{error}; of any other job give its directory") from error
     if len(jobs) != 1:
         raise SpecError(f"job={word!r}: names {len(jobs)} runs; a report is about one")
     if is_ray(jobs[0].cluster.name):
