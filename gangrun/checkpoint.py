@@ -22,7 +22,7 @@ def note(step: str, cost_s: str | None, environ: Mapping[str, str] = os.environ)
     words = [_number(step, "STEP"), _number(cost_s or "0", "--cost-s")]
     path = environ.get(protocol.ENV_CHECKPOINTS)
     if not path:
-        raise UsageError(f"{protocol.ENV_CHECKPOINTS} is not set: this is no part of a job that gangrun runs")
+        raise UsageError(f"{protocol.ENV_CHECKPOINTS} is not set: this is no part of a job that gangrun runs on Slurm")
     attempt, rank = environ.get(protocol.ENV_ATTEMPT) or "0", environ.get(protocol.ENV_NODE_RANK) or "0"
     line = " ".join([f"{time.time():.3f}", *words, attempt, rank]) + "\n"
     try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +22,7 @@ from gangrun.task import Task
 COLUMNS = ("RUN", "JOB", "HOST", "STATE", "NODES", "ATTEMPT", "AGE", "WHAT")
 COLOURS = {protocol.SUCCEEDED: "green", protocol.RUNNING: "cyan", protocol.CANCELLED: "yellow"}
 MB, GB = 1e6, 1e9
+LEAST_WIDTH = 20
 
 
 def say(words: str) -> None:
@@ -37,6 +40,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         return
     for line in plain_table(columns, rows):
         click.echo(line)
+
+
+def paragraph(words: str) -> None:
+    """Words that may be longer than a terminal is wide, where one is; elsewhere as they are."""
+    if sys.stdout.isatty():
+        width = max(LEAST_WIDTH, shutil.get_terminal_size().columns)
+        words = "\n".join(textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False))
+    click.echo(words)
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import itertools
 import json
 import math
+import os
+import pty
 import random
 import re
 import shlex
 import statistics
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +52,23 @@ def said(words: str) -> str:
     done = estimate(words)
     assert done.exit_code == 0, done
     return str(done.output)
+
+
+def on_terminal(words: str, width: int) -> str:
+    """What stands on a terminal of this width."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    argv = [sys.executable, "-m", "gangrun", "estimate", *shlex.split(words)]
+    how: Any = {"stdin": slave, "stdout": slave, "stderr": slave, "cwd": CHECKOUT}
+    process = subprocess.Popen(argv, env={**environ, "TERM": "xterm", "NO_COLOR": "1"}, **how)
+    os.close(slave)
+    text = bytearray()
+    with contextlib.suppress(OSError), open(master, "rb", buffering=0) as file:  # EIO at its end
+        while piece := file.read(65536):
+            text += piece
+    assert process.wait(30) == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", text.decode()).replace("\r", "")
 
 
 def found(words: str) -> Any:
@@ -91,6 +114,16 @@ class TestACountOfPreemptions:
     def test_times_and_minutes_are_rounded_alike(self) -> None:
         words = said("--work 8h --checkpoint-every 7h --checkpoint-cost 2m --preemptions 1")
         assert "1 x 188 min lost" in words and words.splitlines()[4].split()[4:6] == ["3h", "8m"]
+
+    @pytest.mark.parametrize("width", [36, 40, 60, 77, 80, 200])
+    def test_on_a_narrow_terminal_columns_are_left_out_and_no_figure_is_cut(self, width: int) -> None:
+        """On one of the usual width all have room."""
+        shown = on_terminal(EXAMPLE, width)
+        assert "…" not in shown and max(map(len, shown.splitlines())) <= width
+        row = next(line for line in shown.splitlines() if line.startswith("every 30m"))
+        assert set(row.split()[2:]) <= set("3 16 45m 2h 11h 17m 1.41 86.2 %".split()) and "86.2 %" in row
+        assert (len(row.split()) == 11) == (width >= 77)
+        assert "677 min in all" in " ".join(shown.split())
 
     def test_one_is_no_plural(self) -> None:
         assert ", 1 comes before" in said("--work 8h --checkpoint-every 7h --checkpoint-cost 2m --preemptions 1")

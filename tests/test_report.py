@@ -676,6 +676,17 @@ class TestText:
         story.marks = []
         assert "▚" not in shown(story.report())
 
+    @pytest.mark.parametrize("width", [30, 40, 60, 80])
+    def test_on_a_terminal_no_word_is_cut_and_no_sign_stands_alone(self, width: int) -> None:
+        report = two_attempts(3, slow=1).report()
+        wrapped = text.lines(report, text.Look(width, wraps=True))
+        totals = [line for line in wrapped if line.startswith(("machine", "  "))]
+        assert all(len(line) <= width for line in wrapped if line not in totals), wrapped
+        whole = text.lines(report, text.Look(width))
+        assert " ".join(" ".join(wrapped).split()) == " ".join(" ".join(whole).split())
+        for name in ("run", "work lost", "checkpoint"):
+            assert any(re.search(rf"\S {name}\b", line) for line in wrapped)
+
     def test_a_plain_terminal_gets_plain_signs(self) -> None:
         for report in (two_attempts(3).report(), failed(20, 3).report(), group()):
             assert "\n".join(text.lines(report, text.Look(90, is_ascii=True))).isascii()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ class Look(NamedTuple):
     width: int
     is_ascii: bool = False
     paint: Paint = lambda text, colour: text
+    wraps: bool = False  # sentences at its width; elsewhere each is a line
 
     @property
     def glyphs(self) -> Mapping[str, str]:
@@ -53,25 +55,33 @@ def lines(report: Report, look: Look) -> list[str]:
     """The whole report."""
     bars = bars_of(report)
     return [
-        *_title(report),
+        *_wrapped(_title(report), look),
         "",
         *_chart(report, bars, look),
         "",
         *_totals(report.goodput),
         "",
-        *(f"* {sentence}" for sentence in sentences(report)),
-        *_footnotes(report),
+        *(line for sentence in sentences(report) for line in _wrapped(f"* {sentence}", look)),
+        *(line for note in _footnotes(report) for line in _wrapped(note, look)),
     ]
 
 
-def _title(report: Report) -> list[str]:
+def _wrapped(words: str, look: Look) -> list[str]:
+    if not look.wraps or len(words) <= look.width:
+        return [words]
+    after = "  " if words.startswith("* ") else ""
+    width = max(LEAST_BAR, look.width)
+    return textwrap.wrap(words, width, subsequent_indent=after, break_long_words=False, break_on_hyphens=False)
+
+
+def _title(report: Report) -> str:
     job = f" (job {printable(report.job)})" if report.job else ""
     code = f", {protocol.describe_code(report.exit_code)}" if report.has_ended and report.exit_code else ""
     tasks = f"{counted(len(report.chapters), 'task')}, " if report.is_group else ""
     so_far = "" if report.has_ended else " so far"
     what = f"{tasks}{counted(report.num_nodes, 'node')}, {starts(report.goodput)}"
     what += f", {duration(report.end - report.begin)}{so_far}"
-    return [f"{printable(report.name)}{job} {report.state}{code}: {what}"]
+    return f"{printable(report.name)}{job} {report.state}{code}: {what}"
 
 
 def starts(goodput: Goodput) -> str:
@@ -174,7 +184,7 @@ def _chart(report: Report, bars: Sequence[Bar], look: Look) -> list[str]:
         found.append(f"{short(bar.label, room):<{room}}  {_painted(phases, look)}".rstrip())
     marks = [mark.time for chapter in report.chapters for mark in chapter.marks]
     found += [f"{'':<{room}}  {_mark_line(marks, begin, end, width, look)}"] if marks else []
-    return [*found, " " * (room + 2) + _legend(used, bool(marks), look)]
+    return [*found, *(" " * (room + 2) + line for line in _legend(used, bool(marks), look, width))]
 
 
 def cells(rows: Sequence[Sequence[Span]], begin: float, end: float, width: int) -> list[str | None]:
@@ -224,10 +234,17 @@ def _mark_line(times: Sequence[float], begin: float, end: float, width: int, loo
     return "".join(line).rstrip()
 
 
-def _legend(used: set[str], has_marks: bool, look: Look) -> str:
-    told = [f"{look.paint(look.glyphs[phase], COLOURS[phase])} {phase}" for phase in SHOWN if phase in used]
-    told += [f"{CHECKPOINT_ASCII if look.is_ascii else CHECKPOINT} checkpoint"] if has_marks else []
-    return "  ".join(told)
+def _legend(used: set[str], has_marks: bool, look: Look, width: int) -> list[str]:
+    """In as many lines as it takes."""
+    told = [(phase, look.paint(look.glyphs[phase], COLOURS[phase])) for phase in SHOWN if phase in used]
+    told += [("checkpoint", CHECKPOINT_ASCII if look.is_ascii else CHECKPOINT)] if has_marks else []
+    found, room = [""], width
+    for name, sign in told:
+        if len(name) + 2 > room and found[-1]:
+            found, room = [*found, ""], width
+        found[-1] += f"{'  ' if found[-1] else ''}{sign} {name}"
+        room -= len(name) + 4
+    return found
 
 
 # --- the totals

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,7 +21,8 @@ NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
 PHASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 MOST_PREEMPTIONS = 1_000_000
 ENDLESS = "> 10 years"
-COLUMNS = ("CHECKPOINT", "PREEMPTIONS", "CHECKPOINTS", "LOST", "QUEUE", "IN ALL", "x WORK", "USEFUL")
+COLUMNS = ("CHECKPOINT", "PREEMPTED", "SAVES", "LOST", "QUEUE", "IN ALL", "x WORK", "USEFUL")
+LEFT_OUT = ("SAVES", "PREEMPTED", "QUEUE", "LOST", "IN ALL")  # in this order, where a terminal has no room for all
 
 
 class Words(NamedTuple):
@@ -109,12 +112,14 @@ def _with_count(plan: Plan, count: int, as_json: bool) -> None:
         own = mine.to_json() if plan.every_s else None
         show.print_json({**_asked(plan), "preemptions": count, "plan": own, "without": without, "mtbp_s": mtbp_s})
         return
-    click.echo(_sum(mine) + "\n")
+    show.paragraph(_sum(mine))
+    click.echo()
     name = f"none, {count} all the same" if same_rate else "none"
     named = [(name, same_count)] + ([("none, as often", same_rate)] if same_rate else [])
     _show_outcomes([*([(_when(mine), mine)] if plan.every_s else []), *named])
     if mtbp_s and same_rate:
-        click.echo("\n" + _without(plan, count, mtbp_s, same_rate))
+        click.echo()
+        show.paragraph(_without(plan, count, mtbp_s, same_rate))
 
 
 def _without(plan: Plan, count: int, mtbp_s: float, same_rate: Outcome) -> str:
@@ -140,9 +145,9 @@ def _with_rate(plan: Plan, mtbp_s: float, as_json: bool) -> None:
         show.print_json({**_asked(plan), "mtbp_s": mtbp_s, **found})
         return
     if plan.every_s or not has_best:
-        click.echo(_expected(mine, mtbp_s))
+        show.paragraph(_expected(mine, mtbp_s))
     if best:
-        click.echo(_best_words(best, table))
+        show.paragraph(_best_words(best, table))
     click.echo()
     _show_outcomes([(_when(one, best), one) for one in table])
 
@@ -210,7 +215,21 @@ def _result(outcome: Outcome) -> str:
 
 
 def _show_outcomes(named: Sequence[tuple[str, Outcome]]) -> None:
-    show.table(COLUMNS, _right([[name, *_cells(one)] for name, one in named], COLUMNS))
+    rows = [[name, *_cells(one)] for name, one in named]
+    kept = _kept(COLUMNS, rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+    columns = [COLUMNS[index] for index in kept]
+    show.table(columns, _right([[row[index] for index in kept] for row in rows], columns))
+
+
+def _kept(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[int]:
+    """The columns for which there is room; figures that are cut off would be others."""
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows)]
+    kept = list(range(len(columns)))
+    for name in LEFT_OUT:
+        if width is None or sum(widths[index] + 2 for index in kept) - 2 <= width:
+            break
+        kept.remove(columns.index(name))
+    return kept
 
 
 def _when(outcome: Outcome, best: Mapping[str, Any] | None = None) -> str:
@@ -249,13 +268,17 @@ def _estimate_pool(words: Words, as_json: bool) -> None:
         show.print_json({**asked, **found, **told})
         return
     parts = " + ".join(f"{name} {_minutes(work)}" for name, work in pool.phases.items())
-    click.echo(f"{pool.gpus} GPUs; an iteration is {parts} GPU-minutes, one phase after the other.\n")
+    show.paragraph(f"{pool.gpus} GPUs; an iteration is {parts} GPU-minutes, one phase after the other.")
+    click.echo()
     _show_uses(uses, measured)
     limit = show.age(pool.break_even_s())
-    click.echo(f"\nTurns are faster than the best split if each begins within {limit}.")
-    click.echo("Phases can overlap where each works on results of the iteration before. Twice the GPUs halve a phase.")
+    click.echo()
+    show.paragraph(f"Turns are faster than the best split if each begins within {limit}.")
+    show.paragraph(
+        "Phases can overlap where each works on results of the iteration before. Twice the GPUs halve a phase."
+    )
     if measured:
-        click.echo(_measured_words(measured))
+        show.paragraph(_measured_words(measured))
 
 
 def _uses(pool: Pool) -> list[tuple[str, Use]]:

@@ -111,8 +111,8 @@ def _look() -> text.Look:
     is_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size((WIDTH_ELSEWHERE, 24)).columns
     if is_terminal and not os.environ.get("NO_COLOR"):
-        return text.Look(width, _is_ascii(), lambda words, colour: click.style(words, fg=colour))
-    return text.Look(width, _is_ascii())
+        return text.Look(width, _is_ascii(), lambda words, colour: click.style(words, fg=colour), wraps=True)
+    return text.Look(width, _is_ascii(), wraps=is_terminal)
 
 
 def _is_ascii() -> bool:
