@@ -122,7 +122,7 @@ class TestACountOfPreemptions:
         assert "…" not in shown and max(map(len, shown.splitlines())) <= width
         row = next(line for line in shown.splitlines() if line.startswith("every 30m"))
         assert set(row.split()[2:]) <= set("3 16 45m 2h 11h 17m 1.41 86.2 %".split()) and "86.2 %" in row
-        assert (len(row.split()) == 11) == (width >= 77)
+        assert (len(row.split()) == 11) == (width >= 78)
         assert "677 min in all" in " ".join(shown.split())
 
     def test_one_is_no_plural(self) -> None:
