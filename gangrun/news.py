@@ -102,14 +102,9 @@ def news_of(run: Run, seen: Seen) -> dict[str, Any]:
     verdict, record = states.judge(evidence), evidence.record
     waits_until = evidence.rows[0].start if evidence.rows and verdict.state == protocol.PENDING else None
     return {
+        **verdict._asdict(),
         "job": job,
         "cluster": cluster,
-        "state": verdict.state,
-        "is_final": verdict.is_final,
-        "exit_code": verdict.exit_code,
-        "reason": verdict.reason,
-        "detail": verdict.detail,
-        "attempt": verdict.attempt,
         "progress": "" if verdict.is_final else states.progress(record),
         "estimate": waits_until,
         "started": record.started if record else run.started,

@@ -99,8 +99,9 @@ class RayCluster(Cluster):
 
     def _news(self, run: Run, info: Info | None, group: str | None, session: str | None, now: float) -> dict[str, Any]:
         is_new = info is not None and info.is_over and not run.is_final
-        record = states.parse_record(self.host.record(run.run, info)) if is_new else None
-        has_begun = bool(run.evidence.get("has_begun")) or group == ray_states.GROUP_CREATED
+        may_set_up = group == ray_states.GROUP_CREATED or run.state == protocol.SETTING_UP
+        record = states.parse_record(self.host.record(run.run, info)) if is_new or may_set_up else None
+        has_begun = bool(run.evidence.get("has_begun")) or (record is not None and record.state == protocol.RUNNING)
         verdict = ray_states.judge(
             Evidence(
                 run=run.run,
@@ -116,13 +117,10 @@ class RayCluster(Cluster):
         )
         ended = (info.ended if info else None) or run.ended or now
         return {
-            "job": run.job or (run.run if info else None),
+            **verdict._asdict(),
             "state": verdict.state or SUBMITTING,
-            "is_final": verdict.is_final,
-            "exit_code": verdict.exit_code,
-            "reason": verdict.reason,
-            "detail": verdict.detail,
-            "attempt": verdict.attempt,
+            "job": run.job or (run.run if info else None),
+            "progress": states.progress(record) if verdict.state == protocol.SETTING_UP else "",
             "started": info.started if info else run.started,
             "ended": ended if verdict.is_final else None,
             "seen": now,
@@ -135,8 +133,7 @@ class RayCluster(Cluster):
         if run.is_final:
             return self._why_ended(job, run)
         record = states.parse_record(self.host.call("describe", run=run.run)["record"])
-        step = f"its driver says {record.state}" if record and record.state != run.state else ""
-        facts = tuple(word for word in (step, states.progress(record), run.reason) if word)
+        facts = filter(None, (states.progress(record), run.reason))
         said = [line[len(OUR_WORDS) :] for line in self._last_lines(job) if line.startswith(OUR_WORDS)]
         return Explanation(f"it is {run.state}", (*facts, *said[-1:]))
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from executor import protocol
+from gangrun.news import SUBMIT_PATIENCE_S
 from gangrun.states import LOST, Record, Verdict, parse_record
 
 # https://docs.ray.io/en/latest/cluster/running-applications/job-submission/doc/ray.job_submission.JobStatus.html
@@ -18,7 +19,6 @@ RAY_PENDING, RAY_RUNNING, RAY_STOPPED, RAY_SUCCEEDED, RAY_FAILED = "PENDING RUNN
 ENDED = (RAY_STOPPED, RAY_SUCCEEDED, RAY_FAILED)
 BY_ITS_CODE = ("JOB_ENTRYPOINT_COMMAND_ERROR", None)  # error types of a driver that ran to an end of its own
 GROUP_CREATED = "CREATED"
-SUBMIT_PATIENCE_S = 120.0  # a run that Ray has not seen for so long was never submitted
 LONGEST_REASON = 300
 OWN_CODES = (protocol.EXIT_INFRASTRUCTURE, protocol.EXIT_USAGE)
 # What stands before our driver's reason, and after it, in its last words
@@ -50,7 +50,7 @@ class Evidence(NamedTuple):
     was_known: bool = True  # it knew the run before
     record: Record | None = None  # what the driver wrote
     group: str | None = None  # the state of its placement group; None: there is none, or it is not known
-    has_begun: bool = False  # its nodes were its own before
+    has_begun: bool = False  # its script ran before: its record is not read again
     cancel_asked: bool = False
     age_s: float = 0.0
     is_new_cluster: bool = False  # it was started anew since the run was submitted
@@ -110,12 +110,12 @@ def _open(evidence: Evidence, info: Info) -> Verdict:
     record = evidence.record
     if info.status == RAY_PENDING:
         return Verdict(protocol.PENDING, False, None, "Ray prepares its environment", 0, info.status)
-    if record is not None and not record.is_terminal:
-        return Verdict(record.state, False, None, record.reason, record.attempt, info.status)
-    has_begun = evidence.has_begun or evidence.group == GROUP_CREATED or record is not None
+    has_begun = record.state != protocol.PENDING if record else evidence.has_begun or evidence.group == GROUP_CREATED
     if info.status == RAY_RUNNING and not has_begun:
         reason = "waits for its nodes" if evidence.group else "its driver starts"
         return Verdict(protocol.PENDING, False, None, reason, 0, info.status)
+    if record is not None and not record.is_terminal:
+        return Verdict(record.state, False, None, record.reason, record.attempt, info.status)
     known = info.status == RAY_RUNNING
     detail = info.status if known else f"{info.status}: this is no word that gangrun knows"
     return Verdict(protocol.RUNNING, False, None, "", 0, detail)

@@ -25,7 +25,7 @@ from executor import protocol
 from gangrun import RayCluster, Slurm, Task, ray_api, ray_launch, ray_package, states
 from gangrun.ray_api import Dashboard, NotRay, Refused, checked_address, is_private
 from gangrun.ray_states import Evidence, Info, judge, last_words
-from gangrun.records import Records, Run
+from gangrun.records import Poll, Records, Run
 from gangrun.remote import RemoteError, Unreachable
 from gangrun.settings import Settings
 from gangrun.snapshot import Snapshot
@@ -261,6 +261,27 @@ def test_a_look_at_many_jobs_is_one_question(fake: FakeMaker, records: Records) 
     RayCluster(server.url, config=settings(), records=records).refresh()
     assert server.asked == ["GET /api/jobs/"]
     assert {run.state for run in records.all()} == {protocol.RUNNING}
+
+
+def test_a_job_that_sets_up_is_told_and_its_record_is_read_until_its_script_runs(
+    fake: FakeMaker, records: Records
+) -> None:
+    told = [{"state": state, "attempt": 0, "num_nodes": 2} for state in (protocol.SETTING_UP, protocol.RUNNING)]
+    group = {"name": "gangrun-t-1", "state": "CREATED"}
+    server = fake({
+        "GET /api/jobs/": (200, [job("t-1", driver_node_id="n1")]),
+        "GET /api/v0/placement": (200, {"data": {"result": {"result": [group]}}}),
+        "GET /api/v0/logs/file": lambda: (200, told.pop(0)),
+    })  # fmt: skip
+    records.put(run_of(server.url, "t-1"))
+    seen = []
+    for _ in range(3):
+        records.polled(server.url, Poll())
+        RayCluster(server.url, config=settings(), records=records).refresh()
+        run = records.get("t-1")
+        seen.append(run and (run.state, run.progress))
+    assert seen == [("SETTING_UP", "setup on 2 nodes"), *[("RUNNING", "")] * 2]
+    assert server.asked[-1] == "GET /api/jobs/" and told == []
 
 
 def test_trouble_is_no_absence(fake: FakeMaker, records: Records) -> None:
