@@ -59,12 +59,9 @@ class Joined:
         own = states.parse_record(self._read(self._job_id))
         if own is not None and own.is_terminal:
             return own
-        try:
-            group = json.loads(self._read(self._job_id.rpartition(".")[0]) or "{}")
-        except ValueError:
-            return own
+        group = states.mapping_of(self._read(self._job_id.rpartition(".")[0]))
         told = next((task for task in group.get("tasks") or () if task["name"] == self.name), None)
-        return states.parse_record(json.dumps({**told, "attempt": 0})) if told else own
+        return states.record_of({**told, "attempt": 0}) if told else own
 
     def _read(self, job_id: str) -> str | None:
         directory = protocol.job_directory(self._home, os.environ.get(protocol.SLURM_JOB_ID, ""), job_id)

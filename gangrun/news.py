@@ -71,11 +71,7 @@ class Seen(NamedTuple):
 
     def tasks(self, run: Run) -> Sequence[Mapping[str, Any]]:
         """Of a group, as its driver tells them now, or told them last."""
-        try:
-            record = json.loads(self.answer["records"].get(run.run) or "{}")
-        except ValueError:
-            return run.tasks
-        return record.get("tasks") or run.tasks
+        return states.mapping_of(self.answer["records"].get(run.run)).get("tasks") or run.tasks
 
     def job_of(self, run: Run) -> tuple[str | None, str | None]:
         """The job of a run whose launch was interrupted: as the host noted it, or by its name in the queue."""

@@ -94,7 +94,7 @@ def _task_row(task: Mapping[str, Any], has_others: bool, now: float) -> tuple[st
     name = f" ↳ {task['name']}" + (" [P]" if task["is_primary"] and has_others else "")
     started = task.get("started")
     since = "" if started is None else age((task.get("ended") or now) - started)
-    record = states.parse_record(json.dumps({**task, "attempt": 0}))
+    record = states.record_of({**task, "attempt": 0})
     what_now = "; ".join(filter(None, (states.progress(record), " ".join(str(task.get("reason") or "").split()))))
     nodes = str(task.get("num_nodes") or len(task["nodes"]))
     return (name, "", "", str(task["state"]), nodes, str(task["restarts"]), since, what_now)

@@ -235,17 +235,22 @@ class Record(NamedTuple):
 
 def parse_record(text: str | None) -> Record | None:
     """The driver's status file; None if there is none, it is half there, or somebody else's."""
+    return record_of(mapping_of(text))
+
+
+def mapping_of(text: str | None) -> dict[str, Any]:
+    """What a file of JSON says; empty while there is none, it is half there, or somebody else's."""
     try:
-        status = json.loads(text or "")
+        found = json.loads(text or "")
     except (ValueError, RecursionError):
-        return None
-    attempt = _integer(status.get("attempt")) if isinstance(status, dict) else None
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def record_of(status: Mapping[str, Any]) -> Record | None:
+    attempt = _integer(status.get("attempt"))
     if attempt is None or status.get("state") not in (*LIVE_STATES, *protocol.TERMINAL_STATES):
         return None
-    return _record(status, attempt)
-
-
-def _record(status: dict[str, Any], attempt: int) -> Record:
     ranks = tuple(rank for rank in _of_kind(status.get("ranks"), list) if isinstance(rank, dict))
     progress = _of_kind(status.get("progress"), dict)
     counts = _of_kind(progress.get("ranks"), dict).items()

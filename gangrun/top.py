@@ -104,20 +104,11 @@ def parse(answer: Mapping[str, Any]) -> Look:
 
 def _part(task: str, found: Mapping[str, Any]) -> Part:
     ranks = {
-        step: {int(rank): _parsed(text) for rank, text in records.items()}
+        step: {int(rank): states.mapping_of(text) for rank, text in records.items()}
         for step, records in found.get("ranks", {}).items()
     }
     logs = {name: Log(end["bytes"], end["changed"], plain(end["line"])) for name, end in found["logs"].items()}
     return Part(task, states.parse_record(found.get("status")), ranks, logs, found["bytes"])
-
-
-def _parsed(text: str | None) -> dict[str, Any]:
-    """A rank's record; empty while it is being written."""
-    try:
-        record = json.loads(text or "")
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
 
 
 def plain(text: str) -> str:

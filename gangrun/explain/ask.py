@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
 from executor import protocol
+from gangrun import states
 from gangrun.cluster import Job
 from gangrun.explain import waiting
 from gangrun.explain.ended import why_ended
@@ -54,18 +54,10 @@ def _commands(job: Job, commands: dict[str, list[str]]) -> dict[str, waiting.Com
 
 def _ended(job: Job, run: Run) -> Explanation:
     found = job.cluster.host.call("describe", root=run.root, run=run.run)
-    record = _parsed(found["record"])
+    record = states.mapping_of(found["record"]) or None
     found = why_ended(record, _account(job, run), _tails(job, run, record or {}))
     is_told = record is not None and record.get("state") in protocol.TERMINAL_STATES
     return found if is_told else found._replace(facts=tuple(filter(None, (run.reason, *found.facts))))
-
-
-def _parsed(text: str | None) -> dict[str, Any] | None:
-    try:
-        record = json.loads(text or "")
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
 
 
 def _account(job: Job, run: Run) -> list[dict[str, str]]:

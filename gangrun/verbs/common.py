@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -32,23 +31,10 @@ def jobs_named(words: Sequence[str], host: str | None) -> list[Job]:
     return list(found.values())
 
 
-def describe(job: Job) -> Mapping[str, Any]:
-    run = job.run
-    answer: Mapping[str, Any] = job.cluster.host.call("describe", root=run.root, run=run.run)
-    return answer
-
-
 def record_of(job: Job) -> dict[str, Any]:
     """What the driver wrote, all of it; empty while there is nothing, or half of it."""
-    try:
-        record = json.loads(describe(job)["record"] or "{}")
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def exit_code(run: Run) -> int:
-    return states.exit_code_of(run)
+    run = job.run
+    return states.mapping_of(job.cluster.host.call("describe", root=run.root, run=run.run)["record"])
 
 
 def next_commands(run: Run) -> None:

@@ -18,7 +18,7 @@ from gangrun.agent import LOGS, OUTPUT
 from gangrun.cluster import Job, NotFound, task_names
 from gangrun.records import Run
 from gangrun.show import say
-from gangrun.verbs.common import exit_code, jobs_named, next_commands, record_of
+from gangrun.verbs.common import jobs_named, next_commands, record_of
 
 TASK_PREFIX = re.compile(r"^\[[A-Za-z0-9-]+\] ")  # of a group's output
 
@@ -51,8 +51,7 @@ def logs(
         return follow_job(job, names[0], lines, driver, as_json)
     for name in names:
         _print_log(job, name, lines, driver, as_json, len(names) > 1)
-    run = job.status(max_age_s=5.0)
-    return exit_code(run)
+    return states.exit_code_of(job.status(max_age_s=5.0))
 
 
 def follow_job(job: Job, name: str, lines: int | None, driver: bool = False, as_json: bool = False) -> int:
@@ -68,7 +67,7 @@ def follow_job(job: Job, name: str, lines: int | None, driver: bool = False, as_
     say(show.verdict(run))
     if run.state != protocol.SUCCEEDED:
         say(f"  gangrun explain {run.run}")
-    return exit_code(run)
+    return states.exit_code_of(run)
 
 
 def write(piece: bytes) -> None:

@@ -18,7 +18,7 @@ from gangrun.records import Records, Run
 from gangrun.remote import RemoteError
 from gangrun.requests import parse_duration
 from gangrun.show import say
-from gangrun.verbs.common import exit_code, jobs_named, record_of
+from gangrun.verbs.common import jobs_named, record_of
 
 WATCH_S = 5.0
 
@@ -69,7 +69,7 @@ def status(word: str, host: str | None, as_json: bool) -> int:
                 click.echo(line)
     if as_json:
         show.print_json(answers)
-    return max((exit_code(job.run) for job in jobs), default=0)
+    return max((states.exit_code_of(job.run) for job in jobs), default=0)
 
 
 def cancel(words: Sequence[str], host: str | None, grace: str | None, task: str | None, as_json: bool) -> int:
@@ -137,7 +137,7 @@ def _tell_end(records: Records, run: Run, command: str | None, as_json: bool) ->
 
 
 def _worst(runs: Sequence[Run]) -> int:
-    codes = {exit_code(run) for run in runs}
+    codes = {states.exit_code_of(run) for run in runs}
     return next((code for code in (states.EXIT_FAILED, states.EXIT_CANCELLED) if code in codes), 0)
 
 
