@@ -59,17 +59,12 @@ def checked_request(flags: Mapping[str, Any], work: Task | Group, host: str, con
     """What is asked for. Raises SpecError that names what Ray has nothing like."""
     if isinstance(work, Group):
         raise SpecError(f"{work.name} is a group of tasks: those run on Slurm; on Ray launch its tasks one by one")
-    given = {name: value for name, value in flags.items() if value not in (None, False, ())}
-    refused = [name for name in given if name not in FLAGS]
-    if flags.get("requeue") is False:
-        refused.append("no_requeue")
-    if refused:
-        names = ", ".join("--" + {"sbatch_args": "sbatch-arg"}.get(name, name.replace("_", "-")) for name in refused)
-        raise SpecError(f"{names}: {NOT_FOR_RAY}; leave it out")
+    if refused := settings.options_in(flags, FLAGS):
+        raise SpecError(f"{refused}: {NOT_FOR_RAY}; leave it out")
     if work.memory_gb is not None:
         where = work.sources.get("memory", "task")
         raise SpecError(f"{where}: memory={work.memory_gb:g}: {NOT_FOR_RAY}: its nodes share theirs; leave it out")
-    return settings.resolve(given, plain(work), host, config)
+    return settings.resolve(flags, plain(work), host, config)
 
 
 def plain(task: Task) -> Task:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -255,6 +255,12 @@ class _Sources(NamedTuple):
     def of_resources(self, name: str, value: Any) -> tuple[Any, str]:
         own = "default" if name == "cpus" and value == Resources.cpus else "task"
         return value, self.task.sources.get(name, own)
+
+
+def options_in(flags: Mapping[str, Any], but: Sequence[str] = ()) -> str:
+    """Those that were given, as typed, in a line."""
+    given = {name: value for name, value in flags.items() if value not in (None, ()) and name not in but}
+    return ", ".join(_option(name, value) for name, value in given.items())
 
 
 def _option(name: str, value: Any) -> str:

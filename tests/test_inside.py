@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from codegen import SpecError
 from executor import protocol
 from executor.group_facts import Requests, dynamic_task
+from gangrun.cli import cli
 from gangrun.inside import join
 from gangrun.task import Slurm, Task
 
@@ -79,3 +81,10 @@ def test_a_line_that_is_not_whole_yet_is_left_for_the_next_look(group: Path) -> 
         file.write('cel": "b"}\nno json\n')
         file.flush()
         assert requests.new() == [{"cancel": "b"}]
+
+
+def test_what_a_task_that_joins_cannot_have_is_refused_as_it_was_typed(group: Path, tmp_path: Path) -> None:
+    (tmp_path / "eval.yaml").write_text("name: eval\nrun: 'true'\n")
+    flags = ["--no-requeue", "--sbatch-arg=--exclude=n1", "--dirty"]
+    refused = str(CliRunner().invoke(cli, ["launch", "eval.yaml", *flags]).exception).partition(":")[0]
+    assert sorted(refused.split(", ")) == ["--dirty", "--no-requeue", "--sbatch-arg"]

@@ -12,7 +12,7 @@ import click
 
 from codegen.spec import SpecError, checked_variable, is_task_name
 from executor import protocol
-from gangrun import show, states
+from gangrun import settings, show, states
 from gangrun.agent import OUTPUT
 from gangrun.cli import assignments
 from gangrun.cluster import Cluster, Intent, open_cluster
@@ -39,7 +39,8 @@ def launch(
 ) -> int:
     work, flags = _work(path, how)
     if not no_job_group and _joins(job_group):
-        _refuse_for_members({"host": host, "ray": ray, "dry_run": dry_run, "force": force, "dirty": dirty, **flags})
+        switches = {"dry_run": dry_run, "force": force, "dirty": dirty}
+        _refuse_for_members({"host": host, "ray": ray, **{name: on or None for name, on in switches.items()}, **flags})
         return _join(work, detach, as_json)
     cluster = _cluster(host, ray)
     if dry_run:
@@ -81,9 +82,8 @@ def _joins(wanted: str | None) -> bool:
 
 def _refuse_for_members(flags: Mapping[str, Any]) -> None:
     """A task that joins a group gets what is free in its allocation: nothing is asked of Slurm."""
-    given = ["--" + name.replace("_", "-") for name, value in flags.items() if value not in (None, False, ())]
-    if given:
-        raise SpecError(f"{', '.join(given)}: not for a task that joins its group; --no-job-group launches a job")
+    if given := settings.options_in(flags):
+        raise SpecError(f"{given}: not for a task that joins its group; --no-job-group launches a job")
 
 
 def _join(work: Task | Group, detach: bool, as_json: bool) -> int:
@@ -143,7 +143,6 @@ def _show_intent(work: Task | Group, intent: Intent, as_json: bool) -> int:
 
 def render(path: str, output: str | None, *, dirty: bool, **how: Any) -> int:
     from gangrun import launch as launches
-    from gangrun import settings
 
     work, flags = _work(path, how)
     if isinstance(work, Group):
