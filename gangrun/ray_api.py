@@ -101,7 +101,7 @@ class Dashboard:
 
     def version(self) -> Mapping[str, Any]:
         """Ray's version and the name of its session, which every start of the cluster changes. Raises NotRay."""
-        answer = self._json("GET", "/api/version")
+        answer = self._json("/api/version")
         if not isinstance(answer, dict) or "ray_version" not in answer:
             raise self._not_ray("/api/version", "an answer without a version")
         return answer
@@ -117,7 +117,7 @@ class Dashboard:
         return self._listing("/api/v0/placement_groups?limit=10000")
 
     def _listing(self, path: str) -> list[Mapping[str, Any]]:
-        answer = self._json("GET", path)
+        answer = self._json(path)
         try:
             return list(answer["data"]["result"]["result"])
         except (TypeError, KeyError):
@@ -137,7 +137,7 @@ class Dashboard:
 
     def jobs(self) -> list[Mapping[str, Any]]:
         """All that the cluster knows of, those of others too."""
-        answer = self._json("GET", "/api/jobs/")
+        answer = self._json("/api/jobs/")
         if not isinstance(answer, list) or not all(isinstance(job, dict) for job in answer):
             raise self._not_ray("/api/jobs/", "an answer that is no list of jobs")
         return answer
@@ -157,10 +157,9 @@ class Dashboard:
     def submit(self, request: Mapping[str, Any]) -> Answer:
         return self._exchange("POST", "/api/jobs/", json.dumps(request).encode(), CALL_TIMEOUT_S)
 
-    def stop(self, run: str) -> bool:
-        """TERM to the driver, and KILL after the time that its job allows. False: it does not run."""
-        answer = self._call("POST", f"/api/jobs/{quote(run, safe='')}/stop", b"", expected=(200, 404))
-        return answer.status == 200 and bool(self._parsed("/api/jobs/", answer).get("stopped"))
+    def stop(self, run: str) -> None:
+        """TERM to the driver, if it runs, and KILL after the time that its job allows."""
+        self._call("POST", f"/api/jobs/{quote(run, safe='')}/stop", b"", expected=(200, 404))
 
     def delete(self, run: str) -> None:
         """Forget a job that has ended."""
@@ -171,15 +170,15 @@ class Dashboard:
     def logs(self, node: str, pattern: str) -> list[str]:
         """The names of a node's log files that match."""
         query = urlencode({"node_id": node, "glob": pattern})
-        answer = self._json("GET", f"/api/v0/logs?{query}")
+        answer = self._json(f"/api/v0/logs?{query}")
         try:
             return [str(name) for names in answer["data"]["result"].values() for name in names]
         except (TypeError, KeyError, AttributeError):
             return []
 
-    def log(self, node: str, name: str, lines: int = WHOLE_LOG) -> bytes | None:
+    def log(self, node: str, name: str, lines: int = WHOLE_LOG, limit_s: float | None = None) -> bytes | None:
         """What a log file holds now, or its last lines; None: there is no such file."""
-        answer = self._call("GET", _log_path("file", node, name, lines), expected=(200, 500))
+        answer = self._call("GET", _log_path("file", node, name, lines), expected=(200, 500), limit_s=limit_s)
         if answer.status == 200:
             return answer.body
         if GONE in answer.body.decode("utf-8", "replace"):
@@ -206,8 +205,8 @@ class Dashboard:
     def _base(self) -> str:
         return urlsplit(self.address).path
 
-    def _json(self, method: str, path: str) -> Any:
-        return self._parsed(path, self._call(method, path))
+    def _json(self, path: str) -> Any:
+        return self._parsed(path, self._call("GET", path))
 
     def _parsed(self, path: str, answer: Answer) -> Any:
         try:
@@ -220,9 +219,9 @@ class Dashboard:
 
     def _call(
         self, method: str, path: str, body: bytes | None = None, *, expected: Sequence[int] = (200,),
-        limit_s: float = CALL_TIMEOUT_S,
+        limit_s: float | None = None,
     ) -> Answer:  # fmt: skip
-        answer = self._exchange(method, path, body, limit_s)
+        answer = self._exchange(method, path, body, limit_s or CALL_TIMEOUT_S)
         if answer.status in expected:
             return answer
         if answer.status in (401, 403):

@@ -130,17 +130,14 @@ class RayCluster(Cluster):
     # --- why, and what is there
 
     def explain(self, job: Job, run: Run) -> Explanation:
-        if run.is_final:
-            return self._why_ended(job, run)
         record = states.parse_record(self.host.call("describe", run=run.run)["record"])
+        if run.is_final:
+            return super().explain(job, run) if record and record.is_terminal else self._why_ended(job, run)
         facts = filter(None, (states.progress(record), run.reason))
         said = [line[len(OUR_WORDS) :] for line in self._last_lines(job) if line.startswith(OUR_WORDS)]
         return Explanation(f"it is {run.state}", (*facts, *said[-1:]))
 
     def _why_ended(self, job: Job, run: Run) -> Explanation:
-        record = states.parse_record(self.host.call("describe", run=run.run)["record"])
-        if record is not None and record.is_terminal:
-            return super().explain(job, run)
         code = "" if run.exit_code is None else f", {protocol.describe_code(run.exit_code)}"
         said = [] if run.state == states.LOST else self._last_lines(job)
         end = ["the end of its output:", *(f"| {line}" for line in said)] if said else []

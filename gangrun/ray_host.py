@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
-import json
 import posixpath
 import tarfile
 import time
@@ -14,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from executor import protocol
-from gangrun import agent, ray_states
+from gangrun import agent, ray_states, states
 from gangrun.ray_api import WHOLE_LOG, Dashboard, Refused
 from gangrun.ray_states import Info, parse_info
 from gangrun.remote import Forgotten, Host, RemoteError, Unreachable
@@ -22,6 +21,7 @@ from gangrun.remote import Forgotten, Host, RemoteError, Unreachable
 LOG_FOLDER = "gangrun"  # of our runs, in the log directory of Ray's session; ray_entry makes it
 META_KEY = "gangrun"  # in the metadata of a job: what the run says of itself
 PIECE_TIMEOUT_S = 30.0
+WHOLE_LOG_S = 600.0  # some are large
 ALIVE_S = 1.0  # between two looks at a job whose log is silent
 CHECK_S = 20.0  # a log that is silent for so long is compared with what Ray has of it: a connection may die unseen
 TAIL_BYTES = 2048
@@ -69,10 +69,7 @@ class RayHost(Host):
         return {name: {"rc": 127, "stdout": "", "stderr": ""} for name in commands}
 
     def op_describe(self, run: str) -> Mapping[str, Any]:
-        found = self.dashboard.job(run)
-        info = parse_info(found)
-        meta = ((found or {}).get("metadata") or {}).get(META_KEY)
-        return {"run": run, "job": [run, None] if found else None, "meta": meta, "record": self.record(run, info)}
+        return {"record": self.record(run, parse_info(self.dashboard.job(run)))}
 
     def op_runs(self) -> Mapping[str, Any]:
         """Ours among the jobs that the cluster knows."""
@@ -186,9 +183,7 @@ class RayHost(Host):
         return None if info is None else ray_states.as_record(info, run)
 
     def op_list_logs(self, run: str) -> Mapping[str, Any]:
-        found = {posixpath.basename(name) for names in self._found(run, "*.log").values() for name in names}
-        output = [agent.OUTPUT] if self.dashboard.job(run) else []
-        return {"logs": dict.fromkeys([*output, *(f"{agent.LOGS}/{one}" for one in sorted(found))], 0)}
+        return {"logs": dict.fromkeys(self._places(run), 0)}
 
     def op_tar(self, run: str, logs: Sequence[str]) -> Mapping[str, Any]:
         places = self._places(run)
@@ -196,7 +191,7 @@ class RayHost(Host):
         with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
             for name in logs:
                 place = places.get(name)
-                content = (self.dashboard.log(*place) if place else None) or b""
+                content = (self.dashboard.log(*place, limit_s=WHOLE_LOG_S) if place else None) or b""
                 member = tarfile.TarInfo(name)
                 member.size, member.mtime = len(content), int(time.time())
                 tar.addfile(member, io.BytesIO(content))
@@ -222,9 +217,9 @@ class RayHost(Host):
             self._signal(run, SECOND_STOP if how == "force" else LAST_STOP)
 
     def _signal(self, run: str, signal: str) -> None:
-        info = parse_info(self.dashboard.job(run))
+        record = states.mapping_of(self.record(run, parse_info(self.dashboard.job(run))))
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            pid = int(json.loads(self.record(run, info) or "")["driver"]["pid"])
+            pid = int(record["driver"]["pid"])
             self._help(
                 f"{run}-{signal.lower()}-{int(time.time())}", SIGNAL_COMMAND.format(run=run, pid=pid, signal=signal)
             )
@@ -263,7 +258,7 @@ class _Log:
         self._stream = self._dashboard.open_log(self._node, self._name, self._lines, follow=follow)
 
     def _begin_of_last(self, count: int) -> int:
-        content = self._dashboard.log(self._node, self._name) or b""
+        content = self._dashboard.log(self._node, self._name, limit_s=WHOLE_LOG_S) or b""
         at = len(content) - (1 if content.endswith(b"\n") else 0)
         for _ in range(count):
             at = content.rfind(b"\n", 0, max(at, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import contextlib
 import io
 import json
@@ -24,6 +25,7 @@ from codegen.spec import Resources, SpecError
 from executor import protocol
 from gangrun import RayCluster, Slurm, Task, ray_api, ray_launch, ray_package, states
 from gangrun.ray_api import Dashboard, NotRay, Refused, checked_address, is_private
+from gangrun.ray_host import RayHost
 from gangrun.ray_states import Evidence, Info, judge, last_words
 from gangrun.records import Poll, Records, Run
 from gangrun.remote import RemoteError, Unreachable
@@ -325,6 +327,23 @@ def test_a_url_is_a_host_in_whatever_spelling_and_in_the_settings(tmp_path: Path
 
 
 META = json.dumps({"name": "t", "submitted": 1.0, "num_nodes": 1})
+
+
+def test_a_large_log_may_take_longer_than_other_answers(fake: FakeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_api, "CALL_TIMEOUT_S", 1.0)
+
+    def slowly() -> tuple[int, str]:
+        time.sleep(1.5)
+        return 200, "the end"
+
+    server = fake({
+        "GET /api/jobs/t-1": (200, job("t-1", driver_node_id="n1")), "GET /api/v0/logs/file": slowly,
+        "GET /api/v0/nodes": (200, {"data": {"result": {"result": []}}}),
+    })  # fmt: skip
+    archive = base64.b64decode(RayHost(server.url).call("tar", run="t-1", logs=["output"])["archive"])
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        file = tar.extractfile("output")
+        assert file and file.read() == b"the end"
 
 
 # --- submitting once
