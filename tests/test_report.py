@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -869,6 +870,19 @@ class TestVerb:
         done = gangrun("report", "train")
         assert isinstance(done.exception, SpecError)
         assert "lie on the head node; use `gangrun report ~/.gangrun/ray/train-aaaa2222` there" in str(done.exception)
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not read")
+    def test_what_may_not_be_read_is_not_called_empty(self) -> None:
+        with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+            os.chmod(folder, 0o755)
+            job = write_job(two_attempts(1).part(), Path(folder) / "job")
+            (job / protocol.EVENTS_NAME).chmod(0o600)
+            os.seteuid(65534)
+            try:
+                with pytest.raises(SpecError, match=f"cannot read .*{protocol.EVENTS_NAME}: Permission denied"):
+                    of_path(str(job), None)
+            finally:
+                os.seteuid(0)
 
     def test_a_page_that_cannot_be_written_is_told(self, job_directory: Path) -> None:
         done = gangrun("report", str(job_directory), "--html", "/no/such/place.html")

@@ -110,9 +110,20 @@ def of_path(path: str, pattern: re.Pattern[str] | None) -> Report:
         parts = [part_of(part) for part in agent.report_parts(_job_directory(path), pattern and pattern.pattern)]
     report = compose(parts, pattern, float(time.localtime().tm_gmtoff), None) if parts else None
     if report is None or not report.has_begun:
+        _refuse_unreadable(path)
         ways = f"use the directory of a job, which holds {protocol.EVENTS_NAME}, or such a file"
         raise SpecError(f"job={path!r}: no events are there; {ways}")
     return report
+
+
+def _refuse_unreadable(path: str) -> None:
+    for place in (path, os.path.join(_job_directory(path), protocol.EVENTS_NAME)):
+        try:
+            os.close(os.open(place, os.O_RDONLY | os.O_NONBLOCK))
+        except PermissionError as error:
+            raise SpecError(f"job={path!r}: cannot read {place}: {error.strerror}; ask its owner") from error
+        except OSError:
+            pass
 
 
 def _job_directory(path: str) -> str:
