@@ -392,6 +392,15 @@ def task_names(run: Run) -> list[str]:
     return [*declared, *(str(task["name"]) for task in run.tasks if task["name"] not in declared)]
 
 
+def task_named(word: str, names: Sequence[str], of: str) -> str:
+    """Of a group's tasks the one of this name or number. Raises NotFound that shows them."""
+    for index, name in enumerate(names):
+        if word in (name, str(index)):
+            return name
+    has = "its tasks are " + ", ".join(f"{index} {name}" for index, name in enumerate(names))
+    raise NotFound(f"task={word!r}: no such task in {of}; {has if names else 'it is not a group'}")
+
+
 def _workdirs(tasks: Sequence[Task]) -> list[str]:
     return list(dict.fromkeys(task.workdir for task in tasks if task.workdir is not None))
 

@@ -15,7 +15,7 @@ from codegen.spec import SpecError
 from executor import protocol
 from gangrun import show, states
 from gangrun.agent import LOGS, OUTPUT
-from gangrun.cluster import Job, NotFound, task_names
+from gangrun.cluster import Job, NotFound, task_named, task_names
 from gangrun.records import Run
 from gangrun.show import say
 from gangrun.verbs.common import jobs_named, next_commands, record_of
@@ -83,15 +83,7 @@ def _tell_tasks(job: Job) -> None:
 
 
 def _task_name(job: Job, word: str | None) -> str | None:
-    """A group's task by name or number. Raises NotFound that shows the tasks."""
-    if word is None:
-        return None
-    names = task_names(job.status(max_age_s=5.0))
-    found = [name for index, name in enumerate(names) if word in (name, str(index))]
-    if not found:
-        has = "its tasks are " + ", ".join(f"{index} {name}" for index, name in enumerate(names))
-        raise NotFound(f"task={word!r}: no such task in {job.run_id}; {has if names else 'it is not a group'}")
-    return found[0]
+    return None if word is None else task_named(word, task_names(job.status(max_age_s=5.0)), job.run_id)
 
 
 def _log_names(job: Job, task: str | None, rank: int | None, node: str | None, setup: bool, follow: bool) -> list[str]:

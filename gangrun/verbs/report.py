@@ -13,7 +13,7 @@ import click
 from codegen.spec import SpecError
 from executor import protocol
 from gangrun import agent
-from gangrun.cluster import NotFound, is_ray
+from gangrun.cluster import NotFound, is_ray, task_named
 from gangrun.records import Records
 from gangrun.report import goodput, source, text
 from gangrun.report.source import Report
@@ -32,7 +32,8 @@ def report(word: str, task: str | None, host: str | None, html: str | None, patt
     if pattern is not None and not any(chapter.marks for chapter in found.chapters):
         click.echo(f"gangrun: --checkpoint-pattern={pattern!r}: no line of rank 0's log matches", err=True)
     if task is not None:
-        found = source.only(found, _task_name(found, task))
+        labels = [chapter.label for chapter in found.chapters if chapter.label]
+        found = source.only(found, task_named(task, labels, found.name))
     if html is not None:
         _write_page(found, html)
     if as_json:
@@ -62,16 +63,6 @@ def _found(word: str, host: str | None, pattern: re.Pattern[str] | None) -> Repo
         there = f"gangrun report ~/{protocol.HOME_DIRECTORY}/{protocol.ENGINE_RAY}/{jobs[0].run_id}"
         raise SpecError(f"job={word!r}: is on Ray, and its driver's records lie on the head node; use `{there}` there")
     return source.of_job(jobs[0], pattern)
-
-
-def _task_name(found: Report, word: str) -> str:
-    """By name or number. Raises NotFound that shows the tasks."""
-    names = [chapter.label for chapter in found.chapters if chapter.label]
-    chosen = [name for index, name in enumerate(names) if word in (name, str(index))]
-    if not chosen:
-        has = "its tasks are " + ", ".join(f"{index} {name}" for index, name in enumerate(names))
-        raise NotFound(f"task={word!r}: no such task in {found.name}; {has if names else 'it is not a group'}")
-    return chosen[0]
 
 
 def _write_page(found: Report, path: str) -> None:
