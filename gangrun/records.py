@@ -16,7 +16,9 @@ from executor.protocol import GangrunError
 
 SUBMITTING = "SUBMITTING"  # the intent is recorded before the cluster is asked
 BUSY_TIMEOUT_S = 30.0
+ELSEWHERE = "move it away: `gangrun queue --adopt` finds the runs"
 JSON_FIELDS = ("meta", "evidence", "tasks")
+TABLES = ("runs", "hosts", "thens")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     run TEXT PRIMARY KEY, name TEXT NOT NULL, host TEXT NOT NULL, root TEXT NOT NULL, job TEXT, cluster TEXT,
@@ -93,8 +95,12 @@ class Records:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
             self._database.executescript(SCHEMA)
+            is_ours = _columns(self._database) == _columns(_new())
         except (OSError, sqlite3.Error) as error:
             raise self._trouble(error) from error
+        if not is_ours:
+            self.close()
+            raise GangrunError(f"{path}: another version of gangrun keeps its records there; {ELSEWHERE}")
         with contextlib.suppress(OSError):
             path.chmod(0o600)
 
@@ -106,9 +112,7 @@ class Records:
         self._database.close()
 
     def _trouble(self, error: Exception) -> GangrunError:
-        ways = (
-            "free the disk or make it writable; if it is damaged, move it away: `gangrun queue --adopt` finds the runs"
-        )
+        ways = f"free the disk or make it writable; if it is damaged, {ELSEWHERE}"
         return GangrunError(f"{self.path}: cannot keep records: {error}; {ways}")
 
     def _execute(self, sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
@@ -217,6 +221,16 @@ class Records:
 
     def then_started(self, run: str, command: str) -> None:
         self._execute("UPDATE thens SET started = ? WHERE run = ? AND command = ?", (time.time(), run, command))
+
+
+def _new() -> sqlite3.Connection:
+    database = sqlite3.connect(":memory:")
+    database.executescript(SCHEMA)
+    return database
+
+
+def _columns(database: sqlite3.Connection) -> dict[str, list[str]]:
+    return {table: [name for _, name, *_ in database.execute(f"PRAGMA table_info({table})")] for table in TABLES}
 
 
 def state_directory() -> Path:

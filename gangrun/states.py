@@ -584,12 +584,18 @@ def _end_words(case: _Case, state: str, end: _AnyRow | None) -> str:
     killed = "the driver was killed before it could record the end" if _was_killed(case) else ""
     said = f"Slurm says {_words(end)}" if end else ""
     if state == protocol.CANCELLED:
-        return "cancelled" + ("" if killed else " before it left a record")
+        return _cancel_words(case)
     if end is not None and state == protocol.FAILED:
         memory = f" ({said})" if end.state == OUT_OF_MEMORY else ""
         return "; ".join(filter(None, [CAUSES[end.state] + memory, killed]))
     silence = killed or "it left no record of how it ended"
     return "; ".join(filter(None, [said or "it is gone from the queue", silence]))
+
+
+def _cancel_words(case: _Case) -> str:
+    if case.record is None:
+        return "cancelled before it left a record"
+    return "cancelled" if _was_killed(case) else "cancelled before it ran again"
 
 
 def _exit_code(end: _AnyRow | None) -> int | None:

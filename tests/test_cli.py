@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -285,3 +287,14 @@ runpy.run_module("gangrun", run_name="__main__")
 def test_ctrl_c_while_python_still_loads_is_no_traceback() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], cwd=CHECKOUT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("column", ["", ", weather TEXT"])
+def test_records_of_another_version_are_told_as_that_and_left_alone(desk: Desk, column: str) -> None:
+    path = desk.directory / ".local" / "state" / "gangrun" / "runs.db"
+    path.parent.mkdir(parents=True)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute(f"CREATE TABLE hosts (host TEXT PRIMARY KEY{column})")
+    done = desk.run("queue", XDG_STATE_HOME="")
+    assert (done.returncode, done.stderr.count("\n")) == (125, 1)
+    assert f"{path}: another version of gangrun keeps its records there; move it away" in done.stderr

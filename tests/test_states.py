@@ -494,6 +494,18 @@ def test_a_cancelled_run_that_is_gone_is_cancelled_whoever_answers(accounting: b
     assert of(judge(evidence(absent_s=60, accounting=accounting, cancel_asked=True))) == ("CANCELLED", True)
 
 
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (None, "cancelled before it left a record"),
+        (LIVE, "cancelled"),
+        (record("PENDING", ended=END), "cancelled before it ran again"),
+    ],
+)
+def test_a_cancel_tells_whether_the_run_had_begun(found: Record | None, words: str) -> None:
+    assert judge(evidence(absent_s=60, record=found, cancel_asked=True)).reason == words
+
+
 @pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED", "FAILED_SETUP", "FAILED_DRIVER"])
 def test_an_end_that_was_recorded_stands_against_a_later_cancel_g9(state: str) -> None:
     facts = {"record": record(state), "account": (account("CANCELLED", "0:15"),), "cancel_asked": True}
