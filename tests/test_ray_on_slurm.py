@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 import pytest
 
@@ -31,6 +31,7 @@ STORE = "--object-store-memory=80000000"
 NEEDS_RAY = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'gangrun[ray]'"
 )
+Test = TypeVar("Test", bound=Callable[..., None])
 WITH_RAY = Resources(cpus=2, ray=Ray(start_args=(STORE,)))
 # Prints one line of JSON: who is in the cluster, and who ran tasks.
 LOOK = """
@@ -47,6 +48,11 @@ print("SEEN", json.dumps({"nodes": nodes, "ranks": ranks, "cpus": have.get("CPU"
                           "memory": have.get("memory"), "store": have.get("object_store_memory")}))
 """
 UP = "Ray runs on"
+
+
+def on_slurm(test: Test) -> Test:
+    """With real Ray, which takes its time."""
+    return pytest.mark.ray(pytest.mark.slow(NEEDS_RAY(test)))
 
 
 def python(code: str) -> str:
@@ -363,9 +369,7 @@ def test_nodes_that_never_join_are_named(tmp_path: Path) -> None:
 # --- on Slurm
 
 
-@pytest.mark.ray
-@NEEDS_RAY
-@pytest.mark.slow
+@on_slurm
 def test_the_script_runs_once_with_all_nodes_and_everything_ends_with_it(bench: Bench) -> None:
     needs = Resources(cpus=2, gpus=1, ray=Ray(start_args=(STORE, '--resources={"special": 1}')))
     run = "#!/bin/bash -e\necho script of rank $SKYPILOT_NODE_RANK\n" + python(LOOK) + "sleep 300 & \nexit 7\n"
@@ -380,9 +384,7 @@ def test_the_script_runs_once_with_all_nodes_and_everything_ends_with_it(bench: 
     assert left(bench, running.job_id) == []
 
 
-@pytest.mark.ray
-@NEEDS_RAY
-@pytest.mark.slow
+@on_slurm
 def test_two_jobs_share_their_nodes_and_do_not_see_each_other(bench: Bench) -> None:
     both_are_up = "touch {own}; while [ ! -e {other} ]; do sleep 0.1; done\n"
     places = [bench.directory / name for name in ("a", "b")]
@@ -399,9 +401,7 @@ def test_two_jobs_share_their_nodes_and_do_not_see_each_other(bench: Bench) -> N
         assert not (outcome.directory / "logs" / "ray").exists(), "logs of Ray are kept after a success"
 
 
-@pytest.mark.ray
-@NEEDS_RAY
-@pytest.mark.slow
+@on_slurm
 def test_a_node_with_another_version_fails_the_job_in_rays_own_words(bench: Bench) -> None:
     folder = bench.directory / "older"
     folder.mkdir()
@@ -416,9 +416,7 @@ def test_a_node_with_another_version_fails_the_job_in_rays_own_words(bench: Benc
     assert "echo ran" not in outcome.log("0-head.log") and "Traceback" not in outcome.plain.split("worker2, rank=2")[0]
 
 
-@pytest.mark.ray
-@NEEDS_RAY
-@pytest.mark.slow
+@on_slurm
 def test_a_cancelled_script_saves_with_rays_help_before_ray_ends(bench: Bench) -> None:
     saves = """
     import os, ray, signal, time
@@ -445,9 +443,7 @@ def test_a_cancelled_script_saves_with_rays_help_before_ray_ends(bench: Bench) -
     assert left(bench, running.job_id) == []
 
 
-@pytest.mark.ray
-@NEEDS_RAY
-@pytest.mark.slow
+@on_slurm
 @pytest.mark.parametrize(
     ("node", "program", "who"),
     [
@@ -470,9 +466,7 @@ def test_a_part_of_ray_that_dies_ends_the_job_with_its_name(bench: Bench, node: 
     assert left(bench, running.job_id) == []
 
 
-@pytest.mark.ray
-@NEEDS_RAY
-@pytest.mark.slow
+@on_slurm
 def test_a_requeued_job_gets_a_ray_of_its_own(bench: Bench) -> None:
     run = 'echo "attempt $GANGRUN_ATTEMPT at $RAY_ADDRESS"; [ $GANGRUN_ATTEMPT = 1 ] || sleep 60\n' + python(LOOK)
     running = bench.submit(run, nodes=2, resources=WITH_RAY, sbatch="--requeue")
@@ -485,9 +479,7 @@ def test_a_requeued_job_gets_a_ray_of_its_own(bench: Bench) -> None:
     assert left(bench, running.job_id) == []
 
 
-@pytest.mark.ray
-@NEEDS_RAY
-@pytest.mark.slow
+@on_slurm
 def test_a_driver_killed_at_once_leaves_nothing(bench: Bench) -> None:
     running = bench.submit("sleep 300", nodes=2, resources=WITH_RAY)
     until_up(running)
@@ -500,9 +492,7 @@ def test_a_driver_killed_at_once_leaves_nothing(bench: Bench) -> None:
     assert left(bench, running.job_id) == []
 
 
-@pytest.mark.ray
-@NEEDS_RAY
-@pytest.mark.slow
+@on_slurm
 def test_who_does_not_know_the_jobs_token_is_refused(bench: Bench) -> None:
     running = bench.submit('echo "at $RAY_ADDRESS"; sleep 60', nodes=1, resources=WITH_RAY)
     eventually(lambda: "at 10." in running.log("run.log"), 60)
@@ -516,9 +506,7 @@ def test_who_does_not_know_the_jobs_token_is_refused(bench: Bench) -> None:
     assert done.returncode != 0 and "oken" in done.stderr, done.stderr
 
 
-@pytest.mark.ray
-@NEEDS_RAY
-@pytest.mark.slow
+@on_slurm
 def test_memory_is_what_the_job_may_use(own_cluster: BootCluster, shared_dir: Path) -> None:
     bench = Bench(own_cluster(nodes=1, constrain=("ram",)), shared_dir)
     outcome = bench.drive(python(LOOK), nodes=1, sbatch="--mem=2000", resources=Resources(cpus=2, ray=Ray()))
@@ -527,9 +515,7 @@ def test_memory_is_what_the_job_may_use(own_cluster: BootCluster, shared_dir: Pa
     assert found["store"] <= 256e6 and 1500e6 < found["memory"] + found["store"] <= 2000 * 2**20, found
 
 
-@pytest.mark.ray
-@NEEDS_RAY
-@pytest.mark.slow
+@on_slurm
 def test_a_node_that_loses_power_ends_the_job_and_its_ray(own_cluster: BootCluster, shared_dir: Path) -> None:
     bench = Bench(own_cluster(nodes=2, slurmd_timeout_s=5), shared_dir)
     running = bench.submit("echo begun; sleep 300", nodes=2, resources=WITH_RAY, sbatch="--no-requeue")
@@ -541,9 +527,7 @@ def test_a_node_that_loses_power_ends_the_job_and_its_ray(own_cluster: BootClust
     assert running.status()["state"] == protocol.FAILED_DRIVER, running.status()
 
 
-@pytest.mark.ray
-@NEEDS_RAY
-@pytest.mark.slow
+@on_slurm
 def test_a_task_of_a_group_has_a_ray_of_its_own(bench: Bench) -> None:
     groups = GroupBench(bench)
     learner = groups.task("learner", python(LOOK) + "getent hosts actor-0.rl\n", nodes=2)
@@ -554,9 +538,7 @@ def test_a_task_of_a_group_has_a_ray_of_its_own(bench: Bench) -> None:
     assert len(seen(outcome.output.replace("SEEN", " SEEN "))["nodes"]) == 2
 
 
-@pytest.mark.ray
-@NEEDS_RAY
-@pytest.mark.slow
+@on_slurm
 def test_a_launched_task_has_its_ray(bench: Bench) -> None:
     needs = {"cpus": 2, "ray": {"start_args": [STORE]}}
     text = json.dumps({"name": "launched", "num_nodes": 2, "resources": needs, "run": python(LOOK)})
@@ -567,9 +549,7 @@ def test_a_launched_task_has_its_ray(bench: Bench) -> None:
     assert len(seen(done.stdout)["nodes"]) == 2
 
 
-@pytest.mark.ray
-@NEEDS_RAY
-@pytest.mark.slow
+@on_slurm
 def test_the_example_runs_in_an_allocation(bench: Bench) -> None:
     example = CHECKOUT / "examples" / "ray_on_slurm.yaml"
     outcome = bench.run_batch(f"exec gangrun run {example}", nodes=2, sbatch="--cpus-per-task=2", timeout_s=90)
