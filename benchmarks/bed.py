@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from benchmarks import start
 from benchmarks.place import STAMP, Place
 from codegen import Job
-from codegen.slurm import run_options
+from codegen.slurm import step_options
 from executor import protocol
 from tests.minislurm import preflight
 from tests.minislurm.cluster import Cluster
@@ -69,7 +69,7 @@ class Bed:
 
     def step(self, job: str, command: Sequence[str]) -> Step:
         """Run a command on all nodes with the options of a driver's run step. Every rank must print a stamp."""
-        srun = ["srun", "--jobid=" + job, *run_options(self._job()), "--gpus-per-node=0", *command]
+        srun = ["srun", "--jobid=" + job, *step_options(self._job(), is_setup=False), "--gpus-per-node=0", *command]
         argv = ["bash", "-c", AROUND, "-", *srun]
         answer = self.cluster.run(
             self.cluster.nodes[0], argv, cwd=self.place.shared, env=self.environ, timeout_s=STEP_TIMEOUT_S

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from codegen.bundle import Bundle
+from codegen.spec import Job, Resources
+
 PROLOGUE, SETUP, TASK, EPILOGUE, BUILD = "add_prologue()", "add_setup()", "add_task()", "add_epilogue()", "build()"
 ORDER = (PROLOGUE, SETUP, TASK, EPILOGUE)
 
@@ -73,11 +76,23 @@ class TaskCodeGen:
         self._enter(EPILOGUE)
 
     def build(self) -> str:
-        """The driver's text. Raises SpecError for a job that cannot be."""
+        """The driver's text, to lie beside the archive of `bundle()`. Raises SpecError for a job that cannot be."""
+        return self._render(self.job())
+
+    def bundle(self) -> Bundle:
+        """The driver and the files it needs beside it."""
+        return Bundle(self.job(), self.build())
+
+    def job(self) -> Job:
+        """The typed description behind the calls."""
+        self._require_calls(ORDER, BUILD)
+        return Job(**self._fields)
+
+    def _render(self, job: Job) -> str:
         raise NotImplementedError
 
     def _set_resources(self, resources: Mapping[str, float]) -> None:
-        raise NotImplementedError
+        self._fields["resources"] = Resources.from_dict(resources)
 
     def _enter(self, call: str) -> None:
         if call in self._called:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codegen.base import BUILD, ORDER, TaskCodeGen
-from codegen.bundle import Bundle
-from codegen.render import render
-from codegen.slurm import script_variables
+from codegen.base import TaskCodeGen
+from codegen.render import render_driver_of
 from codegen.spec import Job, Resources, SpecError
 from executor import protocol
 
@@ -28,21 +26,8 @@ class RayCodeGen(TaskCodeGen):
     The calls are SlurmCodeGen's. `cluster_ips` may be empty: then the nodes that are alive are the cluster.
     """
 
-    def build(self) -> str:
-        """The driver's text; run it with the cluster's `python`, the archive of `bundle()` beside it."""
-        return render_ray_driver(self.job())
-
-    def bundle(self) -> Bundle:
-        """The driver and the files it needs beside it."""
-        return Bundle(self.job(), self.build())
-
-    def job(self) -> Job:
-        """The typed description behind the calls."""
-        self._require_calls(ORDER, BUILD)
-        return Job(**self._fields)
-
-    def _set_resources(self, resources: Mapping[str, float]) -> None:
-        self._fields["resources"] = Resources.from_dict(resources)
+    def _render(self, job: Job) -> str:
+        return render_ray_driver(job)
 
 
 def render_ray_driver(job: Job, secrets_name: str = protocol.SECRETS_NAME) -> str:
@@ -55,15 +40,7 @@ def render_ray_driver(job: Job, secrets_name: str = protocol.SECRETS_NAME) -> st
             raise SpecError(f"{name}={getattr(job, name)!r}: Ray has nothing like it; leave it out")
     if getattr(job.resources, "ray", None) is not None:
         raise SpecError("resources.ray: the job runs on a Ray cluster already; leave it out")
-    return render(
-        TEMPLATE,
-        secrets_name=secrets_name,
-        job=job,
-        protocol=protocol,
-        wish=wish(job.resources),
-        env_vars=script_variables(job, job.env_vars),
-        setup_env_vars=script_variables(job, {**job.setup_env_vars, protocol.ENV_NUM_NODES: str(job.num_nodes)}),
-    )
+    return render_driver_of(job, TEMPLATE, secrets_name, wish=wish(job.resources))
 
 
 def wish(resources: Resources) -> dict[str, float]:

@@ -8,6 +8,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from codegen.spec import Job
+from executor import protocol
+
 
 def render(template: str, **values: Any) -> str:
     """A template's text; Python is compiled first, so that no broken driver is ever returned."""
@@ -15,6 +18,15 @@ def render(template: str, **values: Any) -> str:
     if template.endswith(".py.j2"):
         compile(text, template, "exec")
     return text
+
+
+def render_driver_of(job: Job, template: str, secrets_name: str, **values: Any) -> str:
+    """A job's driver; its scripts' own variables come with what every driver tells them."""
+    told = {protocol.ENV_NUM_GPUS_PER_NODE: str(job.resources.gpus), protocol.ENV_INTERNAL_JOB_ID: job.job_id}
+    env_vars = {**job.env_vars, **told}
+    setup_env_vars = {**job.setup_env_vars, protocol.ENV_NUM_NODES: str(job.num_nodes), **told}
+    known = {"secrets_name": secrets_name, "env_vars": env_vars, "setup_env_vars": setup_env_vars}
+    return render(template, job=job, protocol=protocol, **known, **values)
 
 
 def render_page(template: str, **values: Any) -> str:

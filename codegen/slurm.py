@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from codegen.base import BUILD, ORDER, TaskCodeGen
-from codegen.bundle import Bundle
-from codegen.render import render
+from codegen.base import TaskCodeGen
+from codegen.render import render, render_driver_of
 from codegen.spec import Job, Resources, SpecError
 from executor import protocol
 
@@ -21,7 +20,7 @@ TWINS: Mapping[str, tuple[str, ...]] = {
 
 
 class SlurmCodeGen(TaskCodeGen):
-    """Renders a driver for one job inside the running Slurm job `slurm_job_id`.
+    """Renders a driver for one job inside the running Slurm job `slurm_job_id`, to be run with `python3`.
 
     None stands for the job that the driver finds itself in. `container_name` is the pyxis container that the allocation
     keeps; every srun enters it.
@@ -32,21 +31,8 @@ class SlurmCodeGen(TaskCodeGen):
         text = str(slurm_job_id) if isinstance(slurm_job_id, int) else slurm_job_id
         self._fields.update(slurm_job_id=text, container_name=container_name)
 
-    def build(self) -> str:
-        """The driver's text; run it on the head node with `python3`, the archive of `bundle()` beside it."""
-        return render_driver(self.job())
-
-    def bundle(self) -> Bundle:
-        """The driver and the files it needs beside it."""
-        return Bundle(self.job(), self.build())
-
-    def job(self) -> Job:
-        """The typed description behind the calls."""
-        self._require_calls(ORDER, BUILD)
-        return Job(**self._fields)
-
-    def _set_resources(self, resources: Mapping[str, float]) -> None:
-        self._fields["resources"] = Resources.from_dict(resources)
+    def _render(self, job: Job) -> str:
+        return render_driver(job)
 
 
 def render_driver(job: Job, secrets_name: str = protocol.SECRETS_NAME) -> str:
@@ -54,35 +40,33 @@ def render_driver(job: Job, secrets_name: str = protocol.SECRETS_NAME) -> str:
 
     `secrets_name` is the file beside it that holds the secrets.
     """
-    return render(
+    return render_driver_of(
+        job,
         TEMPLATE,
-        secrets_name=secrets_name,
-        job=job,
-        protocol=protocol,
-        run_srun=run_options(job),
-        setup_srun=setup_options(job),
-        env_vars=script_variables(job, job.env_vars),
-        setup_env_vars=script_variables(job, {**job.setup_env_vars, protocol.ENV_NUM_NODES: str(job.num_nodes)}),
+        secrets_name,
+        run_srun=step_options(job, is_setup=False),
+        setup_srun=step_options(job, is_setup=True),
         gpus=job.resources.gpus,
         ray=ray_options(job.resources),
     )
 
 
-def run_options(job: Job) -> list[str]:
-    """srun's options for the run step. `--wait=0`: a rank that ends early does not end the others."""
-    return [
-        *_common_options(job, protocol.step_name(job.job_id, is_setup=False)),
-        "--exclusive",
-        "--cpus-per-task=%d" % job.resources.cpus,
-        "--mem=0",
-    ]
+def step_options(job: Job, is_setup: bool) -> list[str]:
+    """srun's options for a step. Setup shares the nodes that the run step already holds.
 
-
-def setup_options(job: Job) -> list[str]:
-    """srun's options for the setup step, which shares the nodes that the run step already holds."""
+    `--wait=0`: a rank that ends early does not end the others.
+    """
+    container = [f"--container-name={job.container_name}:exec", "--container-remap-root"] if job.container_name else []
     return [
-        *_common_options(job, protocol.step_name(job.job_id, is_setup=True)),
-        "--overlap",
+        "--job-name=" + protocol.step_name(job.job_id, is_setup),
+        "--nodes=%d" % job.num_nodes,
+        "--ntasks=%d" % job.num_nodes,
+        "--ntasks-per-node=1",
+        "--export=ALL",
+        "--kill-on-bad-exit=1",
+        "--wait=0",
+        *container,
+        "--overlap" if is_setup else "--exclusive",
         "--cpus-per-task=%d" % job.resources.cpus,
         "--mem=0",
     ]
@@ -94,26 +78,6 @@ def ray_options(resources: Resources) -> dict[str, Any] | None:
         return None
     counts = [f"--num-cpus={resources.cpus}", f"--num-gpus={resources.gpus}"]
     return {"activate": resources.ray.activate or "", "start_args": [*counts, *resources.ray.start_args]}
-
-
-def _common_options(job: Job, name: str) -> list[str]:
-    container = [f"--container-name={job.container_name}:exec", "--container-remap-root"] if job.container_name else []
-    return [
-        "--job-name=" + name,
-        "--nodes=%d" % job.num_nodes,
-        "--ntasks=%d" % job.num_nodes,
-        "--ntasks-per-node=1",
-        "--export=ALL",
-        "--kill-on-bad-exit=1",
-        "--wait=0",
-        *container,
-    ]
-
-
-def script_variables(job: Job, own: Mapping[str, str]) -> Mapping[str, str]:
-    """A script's own variables with what every driver tells it."""
-    injected = {protocol.ENV_NUM_GPUS_PER_NODE: str(job.resources.gpus), protocol.ENV_INTERNAL_JOB_ID: job.job_id}
-    return {**own, **injected}
 
 
 def render_sbatch(job: Job, driver: str, output: str, extra: Sequence[str] = (), tombstone: str | None = None) -> str:

@@ -17,7 +17,7 @@ import pytest
 
 from codegen import Bundle, CallOrderError, Job, Resources, SlurmCodeGen, SpecError, render_driver, render_sbatch
 from codegen.render import python_literal
-from codegen.slurm import run_options, setup_options
+from codegen.slurm import step_options
 from executor import protocol
 from tests.test_local_launcher import place, start
 
@@ -177,9 +177,9 @@ def test_the_run_step_takes_the_nodes_and_setup_shares_them(tmp_path: Path) -> N
 
 def test_a_container_is_entered_by_every_step() -> None:
     gen = calls(SlurmCodeGen("4711", container_name="sky"), *ALL)
-    for options in (run_options(gen.job()), setup_options(gen.job())):
+    for options in (step_options(gen.job(), is_setup) for is_setup in (False, True)):
         assert "--container-name=sky:exec" in options and "--container-remap-root" in options
-    assert not [option for option in run_options(FULL) if "container" in option]
+    assert not [option for option in step_options(FULL, is_setup=False) if "container" in option]
 
 
 @pytest.mark.parametrize(
