@@ -25,8 +25,6 @@ def cancel(
     grace_s: float | None,
     say: Callable[[str], None],
     on_end: Callable[[Run], None] = lambda run: None,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
 ) -> list[Run]:
     """The runs after the cancel, all ended unless Slurm itself could not do it. What has ended before stays as it is.
 
@@ -40,8 +38,8 @@ def cancel(
     for how, patience_s in steps:
         if not open_jobs:
             break
-        _ask(open_jobs, how, grace_s, say, sleep)
-        open_jobs = _watch(open_jobs, patience_s, tell, sleep, clock)
+        _ask(open_jobs, how, grace_s, say)
+        open_jobs = _watch(open_jobs, patience_s, tell)
     for job in open_jobs:
         run = job.run
         if not run.is_final:
@@ -62,13 +60,7 @@ def _grace_s(job: Job) -> float:
     return float(job.run.meta.get("grace_s", protocol.DEFAULT_GRACE_S))
 
 
-def _ask(
-    jobs: Sequence[Job],
-    how: str,
-    grace_s: float | None,
-    say: Callable[[str], None],
-    sleep: Callable[[float], None],
-) -> None:
+def _ask(jobs: Sequence[Job], how: str, grace_s: float | None, say: Callable[[str], None]) -> None:
     """Until Slurm has heard it: a controller that is away for a while is not worth a KILL."""
     for again_s in (*ASK_AGAIN_S, None):
         refusals = _refusals(jobs, how, grace_s)
@@ -76,7 +68,7 @@ def _ask(
         if not jobs or again_s is None:
             return
         say(f"{jobs[0].run_id}: {jobs[0].cluster.scheduler} says {refusals[jobs[0].run_id]}; asking again")
-        sleep(again_s)
+        time.sleep(again_s)
 
 
 def _refusals(jobs: Sequence[Job], how: str, grace_s: float | None) -> dict[str, str]:
@@ -119,24 +111,18 @@ class _Teller:
         return [job for job in jobs if job.run_id not in self._told]
 
 
-def _watch(
-    jobs: list[Job],
-    patience_s: float,
-    tell: _Teller,
-    sleep: Callable[[float], None],
-    clock: Callable[[], float],
-) -> list[Job]:
+def _watch(jobs: list[Job], patience_s: float, tell: _Teller) -> list[Job]:
     """Those that have not ended in time."""
-    deadline, interval_s = clock() + patience_s, LOOK_S / 4
+    deadline, interval_s = time.monotonic() + patience_s, LOOK_S / 4
     jobs = tell.of(jobs)
-    while jobs and clock() < deadline:
-        sleep(interval_s)
+    while jobs and time.monotonic() < deadline:
+        time.sleep(interval_s)
         interval_s = min(interval_s * 2, 4 * LOOK_S)
         jobs = tell.of(jobs)
     return jobs
 
 
-def cancel_task(job: Job, word: str, sleep: Callable[[float], None] = time.sleep) -> Mapping[str, Any]:
+def cancel_task(job: Job, word: str) -> Mapping[str, Any]:
     """End one task that joined a group while it ran; returns how it stands. Raises SpecError for any other."""
     run = job.status()
     tasks = {str(task["name"]): task for task in run.tasks}
@@ -154,5 +140,5 @@ def cancel_task(job: Job, word: str, sleep: Callable[[float], None] = time.sleep
         found = next((task for task in job.status().tasks if task["name"] == name), tasks[name])
         if found["state"] in protocol.TERMINAL_STATES or job.run.is_final:
             break
-        sleep(LOOK_S)
+        time.sleep(LOOK_S)
     return found

@@ -343,28 +343,22 @@ def wait(
     return [next(endings)] if any_of_them and jobs else list(endings)
 
 
-def as_they_end(
-    jobs: Sequence[Job],
-    timeout_s: float | None = None,
-    say: Callable[[str], None] = lambda words: None,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Run]:
+def as_they_end(jobs: Sequence[Job], timeout_s: float | None, say: Callable[[str], None]) -> Iterator[Run]:
     """Each run when it has ended. Raises TimeoutError when nothing more has ended in time."""
-    deadline = None if timeout_s is None else clock() + timeout_s
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     interval_s, told, waiting = LEAST_INTERVAL_S, "", list(jobs)
     while waiting:
         told = refresh_all(waiting, say, told)
         seen = [(job, job.run) for job in waiting]
         yield from (run for _, run in seen if run.is_final)
         waiting = [job for job, run in seen if not run.is_final]
-        left_s = None if deadline is None else deadline - clock()
+        left_s = None if deadline is None else deadline - time.monotonic()
         if waiting and left_s is not None and left_s <= 0:
             raise TimeoutError(
                 "nothing has changed: {}".format(", ".join(f"{job.run_id} is {job.run.state}" for job in waiting))
             )
         if waiting:
-            sleep(interval_s if left_s is None else min(interval_s, left_s))
+            time.sleep(interval_s if left_s is None else min(interval_s, left_s))
             interval_s = min(interval_s * INTERVAL_GROWTH, LONGEST_INTERVAL_S)
 
 

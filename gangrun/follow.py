@@ -29,17 +29,10 @@ RETRY_FIRST_S = 1.0
 RETRY_LONGEST_S = 30.0
 
 
-def follow_log(
-    job: Job,
-    name: str,
-    follow: bool,
-    lines: int | None,
-    say: Callable[[str], None] = lambda words: None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[bytes]:
+def follow_log(job: Job, name: str, follow: bool, lines: int | None, say: Callable[[str], None]) -> Iterator[bytes]:
     """Pieces of a log. With `follow` until the job has ended and everything has been read. A lost connection is told
     with `say` and mended; nothing is lost or repeated."""
-    pieces = _pieces(Reader(job, name, lines, say, sleep), follow)
+    pieces = _pieces(Reader(job, name, lines, say), follow)
     return whole_characters(_until_forgotten(pieces, say) if follow else pieces)
 
 
@@ -76,10 +69,8 @@ def whole_characters(pieces: Iterable[bytes]) -> Iterator[bytes]:
 class Reader:
     """Where one reading of one log has come to."""
 
-    def __init__(
-        self, job: Job, name: str, lines: int | None, say: Callable[[str], None], sleep: Callable[[float], None]
-    ) -> None:
-        self._job, self._name, self._say, self._sleep = job, name, say, sleep
+    def __init__(self, job: Job, name: str, lines: int | None, say: Callable[[str], None]) -> None:
+        self._job, self._name, self._say = job, name, say
         self._inode: int | None = None
         self._offset = -lines if lines else 0
         self._record: str | None = None
@@ -123,7 +114,7 @@ class Reader:
                 if wait_s == 0:
                     raise
                 self._say(f"{error}. The job is not affected; asking again in {retry_s:.0f} s")
-                self._sleep(retry_s)
+                time.sleep(retry_s)
                 retry_s = min(retry_s * 2, RETRY_LONGEST_S)
 
     def _patience_s(self, wait_s: float) -> float:

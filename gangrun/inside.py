@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 
 from codegen import Job, SpecError, render_driver
 from codegen.bundle import write_files
@@ -71,13 +70,13 @@ class Joined:
         except OSError:
             return None
 
-    def wait(self, sleep: Callable[[float], None] = time.sleep) -> states.Record:
+    def wait(self) -> states.Record:
         """Until it has ended."""
         while True:
             record = self.record()
             if record is not None and record.is_terminal:
                 return record
-            sleep(POLL_S)
+            time.sleep(POLL_S)
 
 
 def _free_name(directory: str, wanted: str) -> str:

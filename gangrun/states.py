@@ -208,9 +208,6 @@ def own_rows(rows: Sequence[_Row], job: str | None, run: str) -> tuple[_Row, ...
 # --- what the driver records
 
 
-SETUP_STEP = "setup"
-
-
 class Record(NamedTuple):
     """The driver's own record of an attempt. `counts` says how many ranks of its `step` are in which state."""
 
@@ -301,7 +298,7 @@ def _counts(record: Record, is_setup: bool) -> Mapping[str, int]:
     """Of the step at hand: when the run begins, the record still tells of setup."""
     if record.ranks:
         return Counter(str(rank.get("state")) for rank in record.ranks)
-    return record.counts if (record.step == SETUP_STEP) == is_setup else {}
+    return record.counts if (record.step == protocol.STEP_SETUP) == is_setup else {}
 
 
 # --- the verdict

@@ -12,8 +12,7 @@ import signal
 import subprocess
 import tempfile
 import textwrap
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -252,17 +251,6 @@ class Launched:
 
     def scancel(self, *flags: str) -> None:
         self.laptop.cluster.run("ctl", ["scancel", *flags, self.job], cwd="/", check=False)
-
-
-@contextlib.contextmanager
-def at_the_same_time(*calls: Any) -> Iterator[list[threading.Thread]]:
-    """Each call in a thread of its own."""
-    threads = [threading.Thread(target=call) for call in calls]
-    for thread in threads:
-        thread.start()
-    yield threads
-    for thread in threads:
-        thread.join(120)
 
 
 def without_colour(text: str) -> str:

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from executor import protocol
-from gangrun import states
 from tests.bench import CHECKOUT, eventually
 from tests.client_bench import Typed
 from tests.miniray import HEAD, RayBed
@@ -163,8 +161,3 @@ class Desk:
 
     def _is_over(self, run: str) -> bool:
         return all(job["status"] in ("STOPPED", "SUCCEEDED", "FAILED") for job in self.submissions(run))
-
-
-EXIT_CODES = {
-    protocol.SUCCEEDED: 0, protocol.FAILED: states.EXIT_FAILED, protocol.CANCELLED: states.EXIT_CANCELLED,
-}  # fmt: skip
