@@ -10,15 +10,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, NoReturn
 
 from executor import environment, protocol, sharing, slurm_commands
 from executor.attendance import Attendance
-from executor.driving import Cancelled, Ended, failure_of_the_driver, read_secrets, setup_verdict
+from executor.driving import HEARTBEAT_S, Attempt, Ended, read_secrets, run_driver, setup_verdict
 from executor.gang import Patience, make_records, prepare_records
 from executor.job import (
     Job,
@@ -30,13 +28,11 @@ from executor.job import (
     nodes_of_this_job,
     this_slurm_job,
 )
-from executor.launchdir import JobDirectory
-from executor.loop import Arrival, Loop
+from executor.loop import Arrival
 from executor.output import tell
 from executor.process import end_with_parent
-from executor.protocol import GangrunError
 from executor.report import rank_reports, summary
-from executor.shared import SignalFile, read_record, remove_quietly, write_in_place, write_private
+from executor.shared import SignalFile, read_record, remove_quietly, write_private
 from executor.slurm_commands import gpu_request
 from executor.step import SEEN_STOPPING_S, Step, Steps, end_orphaned_sruns
 from executor.verdict import CANCEL_WORDS, Verdict, judge
@@ -56,7 +52,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from executor.shared import Record
 
-HEARTBEAT_S = 5.0
 SMALL_GANG = 100  # its records can be read twice a second
 CONTROLLER_PATIENCE_S = 180.0
 CONTROLLER_IS_AWAY = "Unable to contact slurm controller"
@@ -70,15 +65,15 @@ FEW_FILES, MANY_NODES = 1024, 4
 NODES_LOOK = 6  # times as long between two looks at the nodes that a waiting job still has
 
 
-class Driver:
-    """A context that owns one attempt of one job: its directory, its steps, its state."""
+class Driver(Attempt):
+    """One attempt of one job, and its steps."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        super().__init__(job)
+        self._steps = Steps(self._loop)
         self._run: Step | None = None
         self._setup: Step | None = None
         self._allocation: dict[str, str] = {}
-        self._beats = 0
         self._run_command: tuple[Sequence[str], Sequence[str]] = ((), ())
         self._controller_deadline = time.monotonic() + CONTROLLER_PATIENCE_S
         self._has_told_of_controller = False
@@ -89,30 +84,10 @@ class Driver:
         if self._proctrack == protocol.PROCTRACK_PGID:  # its KILL finds the executor only, not the script
             self._grace_s = min(job.grace_s, max(1.0, slurm_commands.kill_wait_s() - 1))
         self._end_time = slurm_commands.end_time(job.slurm_job_id)
-        self._is_cancelling = False
         self._was_terminated = False
-        self.exit_code = protocol.EXIT_INFRASTRUCTURE
 
-    def __enter__(self) -> Driver:
-        job = self._job
-        self._loop = Loop(self._on_signal)
-        self._loop.take_signals()
-        self._steps = Steps(self._loop)
-        home = cluster_home(job)
-        self._directory = JobDirectory(protocol.job_directory(home, job.slurm_job_id, job.job_id), job)
-        try:
-            self.launch = self._directory.new_attempt(self._end_steps_of_a_dead_driver)
-            self._arm()
-        except OSError as error:
-            self._directory.clean()
-            raise GangrunError(f"cannot write the job's directory {self._directory.path}: {error.strerror}") from error
-        self._loop.every(HEARTBEAT_S, HEARTBEAT_S, self._beat)
-        _tell_limits(job.num_nodes)
-        self._directory.enter(protocol.PENDING)
-        return self
-
-    def _end_steps_of_a_dead_driver(self) -> None:
-        """It held the lock before us and left its attempt: its sruns live on, and hold the nodes that we need."""
+    def _end_what_a_dead_driver_left(self) -> None:
+        """Its sruns live on, and hold the nodes that we need."""
         names = [protocol.step_name(self._job.job_id, is_setup) for is_setup in (False, True)]
         for step in slurm_commands.steps_named(self._job.slurm_job_id, names):
             slurm_commands.scancel(step)
@@ -196,7 +171,7 @@ class Driver:
         while run.is_running:
             is_small = self._job.num_nodes <= SMALL_GANG
             look_s = min(HEARTBEAT_S, self._job.liveness_timeout_s / 4)
-            self._steps.run_loop_for(PRIVATE_FILES_S if self._private_files and is_small else look_s)
+            self._loop.run_for(PRIVATE_FILES_S if self._private_files and is_small else look_s)
             records = self._records(is_setup=False)
             self._remove_what_was_read(records)
             self._directory.progress(protocol.STEP_RUN, records)
@@ -208,24 +183,8 @@ class Driver:
 
     # --- the end
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        verdict = Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [])
-        try:
-            verdict = self._verdict_of(error)
-            self._is_cancelling = True  # whatever arrives now comes too late to change the verdict
-            self._steps.end_all(self._tell_to_stop)
-            verdict = self._unless_requeued(verdict)
-            self._finish(verdict)
-        except OSError as trouble:
-            self.exit_code = verdict.exit_code or protocol.EXIT_INFRASTRUCTURE
-            tell(1, f"gangrun: cannot record how the job ended ({verdict.state}): {trouble}\n")
-        finally:
-            self._directory.clean()
-            for path in self._own_files(verdict):
-                remove_quietly(path)
-        return kind is None or issubclass(kind, Exception)
+    def _give_back(self) -> None:
+        self._steps.end_all(self._tell_to_stop)
 
     def _own_files(self, verdict: Verdict) -> list[str]:
         """What ends with the job; a requeued job will want its secrets again, but not those of a one-shot driver.
@@ -234,22 +193,9 @@ class Driver:
         """
         is_member = protocol.ENV_GROUP_DRIVER in os.environ
         is_over = (verdict.state in protocol.TERMINAL_STATES and not is_member) or self._job.remove_at_end
-        secrets = [self._job.secrets_file] if self._job.secrets_file and is_over else []
-        return [*secrets, *self._job.remove_at_end]
-
-    def _verdict_of(self, error: BaseException | None) -> Verdict:
-        if isinstance(error, Ended):
-            return error.verdict
-        if isinstance(error, Cancelled):
-            self._directory.note("cancel", signal=error.number)
-            self._steps.cancel(self._grace_s, self._tell_to_stop)
-            return self._cancel_verdict(error.number)
-        if error is None:
-            return Verdict(protocol.SUCCEEDED, 0, [])
-        return failure_of_the_driver(error)
+        return super()._own_files(verdict) if is_over else []
 
     def _unless_requeued(self, verdict: Verdict) -> Verdict:
-        """An end that came from outside may be the beginning of the next attempt."""
         by_itself = (protocol.SUCCEEDED, protocol.FAILED, protocol.FAILED_SETUP)
         deadline = time.monotonic() + PREEMPTION_PATIENCE_S
         while verdict.state not in by_itself:
@@ -259,11 +205,12 @@ class Driver:
             # To end now would end the job; Slurm requeues it only if it still runs when its grace is over.
             if not fate.is_preempted or self._was_terminated or time.monotonic() > deadline:
                 break
-            self._steps.run_loop_for(1.0)
+            self._loop.run_for(1.0)
         return verdict
 
-    def _cancel_verdict(self, number: int) -> Verdict:
-        """A failure that came before the cancel stands; nothing that ends after it is a success."""
+    def _cancel(self, number: int) -> Verdict:
+        """Nothing that ends after the cancel is a success."""
+        self._steps.cancel(self._grace_s, self._tell_to_stop)
         code = protocol.exit_code_of_signal(number)
         if self._run is None or self._run.id is None:
             return Verdict(protocol.CANCELLED, code, [], None, "cancelled by signal %d" % number)
@@ -317,12 +264,12 @@ class Driver:
         while setup.code is None:
             if self._run is not None and self._run.code is not None:
                 raise Ended(judge(self._records(is_setup=False), self._run.words, was_cancelled=False))
-            self._steps.run_loop_for(HEARTBEAT_S)
+            self._loop.run_for(HEARTBEAT_S)
             self._directory.progress(protocol.STEP_SETUP, self._records(is_setup=True))
         self._directory.note(protocol.EVENT_STEP_ENDED, step=protocol.STEP_SETUP, code=setup.code)
 
     def _wait_a_little(self, since: float) -> None:
-        self._steps.run_loop_for(min(ALLOC_POLL_S, max(0.005, (time.monotonic() - since) / 10)))
+        self._loop.run_for(min(ALLOC_POLL_S, max(0.005, (time.monotonic() - since) / 10)))
 
     def _may_try_again(self, step: Step) -> bool:
         """A controller that is away is nobody's fault and often back soon (srun itself gives up after 9 s)."""
@@ -333,7 +280,7 @@ class Driver:
         if not self._has_told_of_controller:
             self._has_told_of_controller = True
             tell(1, f"gangrun: {CONTROLLER_IS_AWAY}; trying again for {CONTROLLER_PATIENCE_S:.0f} s\n")
-        self._steps.run_loop_for(HEARTBEAT_S)
+        self._loop.run_for(HEARTBEAT_S)
         return True
 
     def _remove_what_was_read(self, records: Sequence[Record | None]) -> None:
@@ -348,7 +295,7 @@ class Driver:
         if any(records):  # the step did start, and a rank ended it before rank 0 could say so
             self._directory.enter(protocol.RUNNING)
             raise Ended(judge(records, run.words, was_cancelled=False))
-        self._steps.run_loop_for(SEEN_STOPPING_S)  # srun may have ended of the same cancel that we are about to hear of
+        self._loop.run_for(SEEN_STOPPING_S)  # srun may have ended of the same cancel that we are about to hear of
         if any(word in run.words for word in CANCEL_WORDS):
             raise Ended(judge(records, run.words, was_cancelled=False, srun_code=run.code))
         if any(word in run.words for word in slurm_commands.OVER_WORDS):
@@ -380,11 +327,7 @@ class Driver:
 
     def _on_stop(self, number: int) -> None:
         self._was_terminated = True
-        if self._is_cancelling:
-            self._loop.stop()
-            return
-        self._is_cancelling = True
-        raise Cancelled(number)
+        super()._on_stop(number)
 
     # --- shared files
 
@@ -393,17 +336,10 @@ class Driver:
             SignalFile(path).arm()
         prepare_records(self.launch, self._job.num_nodes, is_setup=False)
         self._private(self.launch.addresses, json.dumps(addresses_of_this_job()))
-        self._beat()
+        _tell_limits(self._job.num_nodes)
 
     def _tell_to_stop(self) -> None:
         SignalFile(self.launch.gang).fire(protocol.GANG_STOP, "cancelled")
-
-    def _beat(self) -> None:
-        self._beats += 1
-        try:
-            write_in_place(self.launch.heartbeat, b"%19d\n" % self._beats)
-        except OSError:
-            pass
 
     def _records(self, is_setup: bool) -> list[Record | None]:
         return [_quiet_record(self.launch.record(rank, is_setup)) for rank in range(self._job.num_nodes)]
@@ -432,13 +368,7 @@ def main(body: Any, job: Job) -> int:
     """Run a driver's body; every error ends in one line and an exit code."""
     if os.environ.get(protocol.ENV_GROUP_DRIVER) == str(os.getppid()):
         end_with_parent()
-    try:
-        with Driver(job) as driver:
-            body(driver)
-    except GangrunError as error:
-        print(f"gangrun: {error}", file=sys.stderr)
-        return error.exit_code
-    return driver.exit_code
+    return run_driver(Driver, body, job)
 
 
 def _hosts_flags() -> list[str]:

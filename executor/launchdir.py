@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -23,8 +24,7 @@ from executor.verdict import Verdict
 class JobDirectory:
     """<cluster_home>/.gangrun/<slurm_job_id>/<job_id>/. One driver at a time; an attempt's end is never overwritten."""
 
-    def __init__(self, path: str, job: Job, engine: dict[str, Any] | None = None) -> None:
-        """`engine` says who runs the job where that is not Slurm; then every driver of the job is one more attempt."""
+    def __init__(self, path: str, job: Job) -> None:
         self.path = path
         self._begun = time.monotonic()
         self._lock = -1
@@ -33,16 +33,17 @@ class JobDirectory:
         self._is_published = False
         self._launch: protocol.Launch | None = None
         self._ranks = RankEvents()
-        self._counts_attempts = engine is not None
+        self._beats = 0
+        self._is_on_ray = job.slurm_job_id == protocol.ENGINE_RAY  # every driver of a job there is one more attempt
         self._status: dict[str, Any] = {
             "version": protocol.VERSION,
             "job_id": job.job_id,
-            **({"slurm_job_id": job.slurm_job_id} if engine is None else engine),
+            "engine" if self._is_on_ray else "slurm_job_id": job.slurm_job_id,
             "task_name": job.task_name,
             "num_nodes": job.num_nodes,
             "nodes": list(job.cluster_ips[: job.num_nodes]),
             "log_dir": job.log_dir,
-            "attempt": int(os.environ.get(protocol.SLURM_RESTART_COUNT) or 0) if engine is None else 0,
+            "attempt": 0 if self._is_on_ray else int(os.environ.get(protocol.SLURM_RESTART_COUNT) or 0),
             "driver": {"host": socket.gethostname(), "pid": os.getpid()},
             "state": None,
             "started": round(time.time(), 3),
@@ -67,7 +68,7 @@ class JobDirectory:
         steps are ended first, then its files go. Raises OSError, and GangrunError if another driver lives."""
         os.makedirs(self.path, mode=0o700, exist_ok=True)
         self._take_lock()
-        if self._counts_attempts:
+        if self._is_on_ray:
             self._status["attempt"] = self._attempts_before()
         remove_quietly(os.path.join(self.path, protocol.EXIT_CODE_NAME))
         old = [name for name in os.listdir(self.path) if name.startswith(protocol.attempt_name(""))]
@@ -78,6 +79,13 @@ class JobDirectory:
             remove_tree(os.path.join(self.path, name))
         self._launch = protocol.Launch(self._unused_directory())
         return self._launch
+
+    def beat(self) -> None:
+        """Tell the ranks that the driver lives."""
+        self._beats += 1
+        if self._launch is not None:
+            with contextlib.suppress(OSError):
+                write_in_place(self._launch.heartbeat, b"%19d\n" % self._beats)
 
     def _attempts_before(self) -> int:
         try:

@@ -116,6 +116,14 @@ class Loop:
             self._one_round()
         return self._result
 
+    def run_for(self, seconds: float | None) -> Any:
+        """`run`, but for so long at most: then the result is None."""
+        timer = None if seconds is None else self.after(seconds, self.stop)
+        try:
+            return self.run()
+        finally:
+            self.cancel(timer)
+
     def _one_round(self) -> None:
         for fd, _ in self._poll.poll(self._wait_ms()):
             callback = self._callbacks.get(fd)  # an earlier callback of this round may have taken it away

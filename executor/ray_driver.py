@@ -13,15 +13,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from executor import protocol, ray_cluster
-from executor.driving import Cancelled, Ended, failure_of_the_driver, read_secrets, setup_verdict
+from executor.driving import HEARTBEAT_S, Attempt, Ended, read_secrets, run_driver, setup_verdict
 from executor.identity import is_address
-from executor.job import Job, cluster_home
-from executor.launchdir import JobDirectory
-from executor.loop import Arrival, Loop, Timer
+from executor.job import Job
+from executor.loop import Arrival, Timer
 from executor.output import Stream, tell
 from executor.protocol import GangrunError
 from executor.ray_cluster import PULSE_S, Amounts, Node, Pulse
@@ -29,12 +27,11 @@ from executor.ray_crew import Crew, Mailbox, Message, hire, speaks
 from executor.ray_rank import TAIL
 from executor.ray_relay import OUTPUT, WORDS
 from executor.report import rank_reports, summary
-from executor.shared import read_bytes, remove_quietly, write_in_place
+from executor.shared import read_bytes
 from executor.verdict import Verdict, judge
 
 __all__ = ["Job", "RayDriver", "main"]
 
-HEARTBEAT_S = 5.0
 ASK_S = 0.2
 PROBE_PATIENCE_S = 60.0
 WAITING_WORDS_S = 5.0
@@ -49,11 +46,13 @@ PLACED, REFUSED, LACKING = "placed", "refused", "lacking"
 NEWS_S = 0.1  # between two looks at what the ranks have said, for those who read of it
 
 
-class RayDriver:
-    """A context that owns one attempt of one job: its directory, its reservation, its ranks, its state."""
+class RayDriver(Attempt):
+    """One attempt of one job, its reservation and its ranks."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        super().__init__(job)
+        self._mailbox = Mailbox(self._loop, self._on_message)
+        self._stream = Stream()
         self._secrets: dict[str, str] = {}
         self._cluster_ips: Sequence[str] = job.cluster_ips
         self._nodes: list[Node] = []
@@ -66,33 +65,13 @@ class RayDriver:
         self._directory_of_scripts: str | None = None
         self._setup: Crew | None = None
         self._run: Crew | None = None
-        self._beats = 0
         self._pulse: Pulse | None = None
         self._head_patience_s = min(HEAD_PATIENCE_S, job.liveness_timeout_s)
         self._is_headless = False
-        self._is_cancelling = False
         self._stopped_at: float | None = None
         self._news: Timer | None = None
         self._blocked_at: float | None = None
         self._is_deaf = False
-        self.exit_code = protocol.EXIT_INFRASTRUCTURE
-
-    def __enter__(self) -> RayDriver:
-        self._loop = Loop(self._on_signal)
-        self._loop.take_signals()  # before Ray starts its threads, which inherit what is blocked
-        self._mailbox = Mailbox(self._loop, self._on_message)
-        self._stream = Stream()
-        path = protocol.job_directory(cluster_home(self._job), protocol.ENGINE_RAY, self._job.job_id)
-        self._directory = JobDirectory(path, self._job, {"engine": protocol.ENGINE_RAY})
-        try:
-            self.launch = self._directory.new_attempt(lambda: None)  # what a dead driver had, Ray has ended
-        except OSError as error:
-            self._directory.clean()
-            raise GangrunError(f"cannot write the job's directory {path}: {error.strerror}") from error
-        self._beat()
-        self._loop.every(HEARTBEAT_S, HEARTBEAT_S, self._beat)
-        self._directory.enter(protocol.PENDING)
-        return self
 
     # --- the calls of a driver, in their order
 
@@ -204,7 +183,7 @@ class RayDriver:
         deadline, waiting = time.monotonic() + PROBE_PATIENCE_S, list(asked.values())
         while waiting and time.monotonic() < deadline:
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=ASK_S)
-            self._run_loop_for(0)
+            self._loop.run_for(0)
         try:
             return {node_id: ray.get(answer) for node_id, answer in asked.items() if answer not in waiting}
         except ray.exceptions.RayError as error:
@@ -335,7 +314,7 @@ class RayDriver:
         ):
             deadline = time.monotonic() + patience_s
             while crew.open and time.monotonic() < deadline:
-                self._run_loop_for(deadline - time.monotonic())
+                self._loop.run_for(deadline - time.monotonic())
             if crew.open and not self._is_headless:
                 escalate()
 
@@ -369,40 +348,14 @@ class RayDriver:
 
     # --- the end
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        verdict = Verdict(protocol.FAILED_DRIVER, protocol.EXIT_INFRASTRUCTURE, [])
-        self._is_cancelling = True  # whatever arrives now comes too late to change the verdict
-        try:
-            verdict = self._verdict_of(error)
-            self._give_back()
-            self._finish(verdict)
-        except OSError as trouble:
-            self.exit_code = verdict.exit_code or protocol.EXIT_INFRASTRUCTURE
-            tell(1, f"gangrun: cannot record how the job ended ({verdict.state}): {trouble}\n")
-        finally:
-            self._directory.clean()
-            for path in [*([self._job.secrets_file] if self._job.secrets_file else []), *self._job.remove_at_end]:
-                remove_quietly(path)
-        return kind is None or issubclass(kind, Exception)
-
-    def _verdict_of(self, error: BaseException | None) -> Verdict:
-        if isinstance(error, Ended):
-            return error.verdict
-        if isinstance(error, Cancelled):
-            return self._cancel(error.number)
-        if error is None:
-            return Verdict(protocol.SUCCEEDED, 0, [])
+    def _fail(self, error: BaseException) -> Verdict:
         crew = self._run or self._setup
         if crew is not None:
             crew.stop()
             self._wait_for_stopping(crew)
-        return failure_of_the_driver(error)
+        return super()._fail(error)
 
     def _cancel(self, number: int) -> Verdict:
-        """Every program gets TERM and its grace; a failure that came before the cancel stands."""
-        self._directory.note("cancel", signal=number)
         self._loop.every(STUCK_OUTPUT_S, STUCK_OUTPUT_S, self._leave_stuck_reader)
         crew, code = self._run or self._setup, protocol.exit_code_of_signal(number)
         why = "cancelled by signal %d" % number
@@ -459,16 +412,8 @@ class RayDriver:
             self._loop.stop(True)
 
         self._loop.watch(self._stream.fd, push, select.POLLOUT)
-        while self._stream.is_backed_up and self._run_loop_for(patience_s):
+        while self._stream.is_backed_up and self._loop.run_for(patience_s):
             pass
-
-    def _run_loop_for(self, seconds: float | None) -> Any:
-        """What the loop was stopped with, or None after so many seconds."""
-        timer = None if seconds is None else self._loop.after(seconds, self._loop.stop)
-        try:
-            return self._loop.run()
-        finally:
-            self._loop.cancel(timer)
 
     # --- signals
 
@@ -485,11 +430,7 @@ class RayDriver:
         self._stopped_at = self._stopped_at or now
         if crew is not None and now - self._stopped_at > AGAIN_S:
             crew.signal(signal.SIGKILL)
-        if self._is_cancelling:
-            self._loop.stop()
-            return
-        self._is_cancelling = True
-        raise Cancelled(number)
+        super()._on_stop(number)
 
     def _feel_pulse(self) -> None:
         """Nobody tells a driver of the end of the head."""
@@ -500,27 +441,15 @@ class RayDriver:
                 words = "the head of the Ray cluster (gcs_server) has not answered for %.0f s" % silent_s
                 raise GangrunError(words)
 
-    def _beat(self) -> None:
-        self._beats += 1
-        try:
-            write_in_place(self.launch.heartbeat, b"%19d\n" % self._beats)
-        except OSError:
-            pass
-
 
 def _on_any_node(path: str) -> str:
     """A path under ~ is in the home of each node; a relative one is where the driver was started."""
     return path if path.startswith("~") else os.path.abspath(path)
 
 
-def main(body: Any, job: Job) -> int:
+def main(body: Any, job: Job) -> NoReturn:
     """Run a driver's body; every error ends in one line and an exit code."""
-    try:
-        with RayDriver(job) as driver:
-            body(driver)
-    except GangrunError as error:
-        print(f"gangrun: {error}", file=sys.stderr)
-        return error.exit_code
+    code = run_driver(RayDriver, body, job)
     sys.stdout.flush()
     ray_cluster.leave(FAREWELL_S)
-    os._exit(driver.exit_code)  # a thread may still listen to a node that is lost
+    os._exit(code)  # a thread may still listen to a node that is lost

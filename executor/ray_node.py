@@ -32,7 +32,7 @@ START_TIMEOUT_S = 300.0  # a cold import of Ray from a busy file server takes mi
 # Ray itself gives a raylet 30 s and its agents 15 s to start: what has failed so late may have been slow, not wrong.
 SLOW_START_S = 12.0
 JOIN_TIMEOUT_S = START_TIMEOUT_S + 60
-LOOK_S = 0.5
+LOOK_S, PAUSE_S = 0.5, 0.05
 LAST_WORDS = 20
 RAYLET_PATIENCE_S = 3.0
 KILL_PATIENCE_S = 5.0
@@ -298,7 +298,7 @@ class RayNode:
         os.killpg(0, signal.SIGTERM)
         deadline = time.monotonic() + float(self._description["grace_s"])
         while pid not in self._codes and time.monotonic() < deadline:
-            self._pause()
+            self._loop.run_for(PAUSE_S)
 
     def _end_ray(self, code: int) -> None:
         """A raylet is asked, as it ends its workers; all else is killed."""
@@ -309,13 +309,8 @@ class RayNode:
             os.kill(pid, signal.SIGTERM)  # not reaped yet: it is there
         deadline = time.monotonic() + RAYLET_PATIENCE_S
         while set(raylets) & set(self._essential) and time.monotonic() < deadline:
-            self._pause()
+            self._loop.run_for(PAUSE_S)
         end_descendants(KILL_PATIENCE_S)
-
-    def _pause(self) -> None:
-        timer = self._loop.after(LOOK_S / 10, self._loop.stop)
-        self._loop.run()
-        self._loop.cancel(timer)
 
     def _complain(self, why: str) -> None:
         tell(1, f"gangrun: {why}\n")

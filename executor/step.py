@@ -150,7 +150,7 @@ class Steps:
         """Until srun has ended; False if that took longer."""
         deadline = time.monotonic() + patience_s
         while step.is_running and time.monotonic() < deadline:
-            self.run_loop_for(POLL_LONGEST_S)
+            self._loop.run_for(POLL_LONGEST_S)
         return not step.is_running
 
     def pass_on(self, number: int, step: Step | None) -> None:
@@ -158,19 +158,11 @@ class Steps:
         if step is not None and step.is_running and step.id is not None:
             step.send(number)
 
-    def run_loop_for(self, seconds: float) -> None:
-        """Let things happen for so long, or until a step has ended."""
-        timer = self._loop.after(seconds, self._loop.stop)
-        try:
-            self._loop.run()
-        finally:
-            self._loop.cancel(timer)
-
     def cancel(self, grace_s: float, tell_by_file: Callable[[], None]) -> None:
         """TERM to every program, once, and its grace period. `tell_by_file` serves where scancel does not work."""
         if not self._running():
             return
-        self.run_loop_for(SEEN_STOPPING_S)
+        self._loop.run_for(SEEN_STOPPING_S)
         for step in self._running():
             if step.all_are_stopping:
                 continue
@@ -201,7 +193,7 @@ class Steps:
     def _wait_for_stragglers(self, step: Step) -> None:
         deadline = time.monotonic() + STRAGGLERS_S
         while not step.all_have_ended and time.monotonic() < deadline:
-            self.run_loop_for(POLL_LONGEST_S)
+            self._loop.run_for(POLL_LONGEST_S)
 
     def _running(self) -> list[Step]:
         return [step for step in self._steps.values() if step.is_running]
