@@ -26,6 +26,7 @@ if sys.version_info < OLDEST:
     sys.exit(INFRASTRUCTURE)
 
 import marshal
+from importlib import import_module
 from importlib.util import MAGIC_NUMBER
 
 
@@ -47,23 +48,15 @@ class Bundle:
 magic, modules = marshal.loads(__loader__.get_data("BUNDLE"))
 if magic == MAGIC_NUMBER:
     sys.meta_path.insert(0, Bundle(modules))
-if sys.argv[1:2] == ["local"]:
-    from executor import local as program
-    del sys.argv[1]
-elif sys.argv[1:2] == ["ray-node"]:
-    from executor import ray_node as program
-    del sys.argv[1]
-elif sys.argv[1:2] == ["ray-rank"]:
-    from executor import ray_rank as program
-    del sys.argv[1]
-else:
-    from executor import slurm as program
-program.run_as_program()
+program = sys.argv.pop(1) if sys.argv[1:2] and sys.argv[1] in PROGRAMS else RANK
+import_module("executor." + program.replace("-", "_")).run_as_program()
 """
 for _name, _value in (
     ("OLDEST", repr(protocol.OLDEST_PYTHON)),
     ("INFRASTRUCTURE", str(protocol.EXIT_INFRASTRUCTURE)),
     ("BUNDLE", recompile.BUNDLE),
+    ("PROGRAMS", repr(protocol.PROGRAMS)),
+    ("RANK", repr(protocol.RANK)),
 ):
     MAIN = MAIN.replace(_name, _value)
 

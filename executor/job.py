@@ -79,11 +79,8 @@ def _refuse(text: str) -> NoReturn:
 
 def local_launcher(archive: str) -> list[str]:
     """The stand-in for srun on a machine without Slurm."""
-    return (
-        [sys.executable, "-I", "-S", archive, "local"]
-        if os.path.exists(archive)
-        else [sys.executable, "-m", "executor.local"]
-    )
+    found = archive if os.path.exists(archive) else None
+    return [sys.executable, *protocol.python_arguments(found, protocol.LOCAL)]
 
 
 def cluster_home(job: Job) -> str:
@@ -100,6 +97,5 @@ def cluster_home(job: Job) -> str:
 
 def executor_command(job: Job) -> list[str]:
     python = job.python or sys.executable or "python3"
-    if job.archive is not None and os.path.exists(job.archive):
-        return [python, "-I", "-S", "-X", "utf8", job.archive]  # no locale of the site matters
-    return [python, "-m", "executor.slurm"]
+    found = job.archive if job.archive is not None and os.path.exists(job.archive) else None
+    return [python, *protocol.python_arguments(found)]

@@ -166,6 +166,9 @@ TASKS_NAME = "tasks"  # of a group: a directory with the output of each task
 SINGLE_LOG_NAME = "run.log"  # of a job of one node
 OLDEST_PYTHON = (3, 9)
 
+LOCAL, RAY_NODE, RAY_RANK = PROGRAMS = "local", "ray-node", "ray-rank"  # words that ask the archive for one
+RANK = "slurm"  # what it runs without such a word
+
 
 class GangrunError(Exception):
     """Something around the script failed, not the script. The text says what was tried, and what to do."""
@@ -224,6 +227,14 @@ class Launch:
     def ray_record(self, rank: int) -> str:
         """What a rank says of its part of the Ray cluster: {"state": "running"}, {"state": "broken", "why": "..."}."""
         return "%s/%d" % (self.ray_records, rank)
+
+
+def python_arguments(archive: str | None, program: str = RANK) -> list[str]:
+    """What makes Python run a program of the archive, or where there is none, of the installed `executor`."""
+    if archive is None:
+        return ["-m", "executor." + program.replace("-", "_")]
+    word = [] if program == RANK else [program]
+    return ["-I", "-S", "-X", "utf8", archive, *word]  # no locale of the site matters
 
 
 def job_directory(cluster_home: str, slurm_job_id: str, name: str) -> str:

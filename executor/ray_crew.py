@@ -74,7 +74,7 @@ def hire(archive: Any, **options: Any) -> Any:
 
     from executor import interfaces, ray_relay
 
-    for module in (ray_relay, interfaces):  # there is no module of ours on the nodes
+    for module in (ray_relay, interfaces, protocol):  # there is no module of ours on the nodes
         cloudpickle.register_pickle_by_value(module)
     fixed = {"max_concurrency": THREADS_OF_A_RELAY, "max_restarts": 0, "max_task_retries": 0}
     return ray.remote(Relay).options(**fixed, **options).remote(archive)

@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 from executor.interfaces import addresses as own_addresses
-from executor.protocol import EXIT_INFRASTRUCTURE, RANK_BROKEN
+from executor.protocol import EXIT_INFRASTRUCTURE, RANK_BROKEN, RAY_RANK, python_arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 64 << 10  # below 100 KB, what Ray sends with its answer and keeps out of the object store
 OUTPUT, WORDS, RECORD, LOST = "output", "words", "record", "lost"
 SCRIPT_PID = "script_pid"
-MODULE, ARCHIVE_WORD = "executor.ray_rank", "ray-rank"
 # What Ray tells its worker; a script with these would take itself for one.
 OF_THE_WORKER = (
     "RAY_RAYLET_PID RAY_JOB_ID RAY_CLIENT_MODE RAY_LD_PRELOAD_ON_WORKERS RAY_JOB_CONFIG_JSON_ENV_VAR SPT_NOENV "
@@ -97,9 +96,10 @@ class Relay:
         program = self._program()
         told = {**description["rank"], "records": records_end, "niceness": _niceness(os.environ.get(RAYLET, ""))}
         fds = [records_end] if program is None else [records_end, program]
+        archive = None if program is None else f"/proc/self/fd/{program}"
         try:
             process = subprocess.Popen(
-                [_python(description), *_what(program)],
+                [_python(description), *python_arguments(archive, RAY_RANK)],
                 stdin=orders_end, stdout=out_end, stderr=err_end, pass_fds=fds, start_new_session=True,
                 env=_environment(description), cwd=_directory(description),
             )  # fmt: skip
@@ -131,10 +131,6 @@ def _node_id() -> str:
 
 def _python(description: dict[str, Any]) -> str:
     return description["python"] or sys.executable
-
-
-def _what(program: int | None) -> list[str]:
-    return ["-m", MODULE] if program is None else ["-I", "-S", "-X", "utf8", f"/proc/self/fd/{program}", ARCHIVE_WORD]
 
 
 def _environment(description: dict[str, Any]) -> dict[str, str]:

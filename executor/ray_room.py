@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import sys
 import time
 
@@ -83,9 +84,10 @@ class Room:
             "bash_options": options,
             "script_bytes": len(body),
         }
-        words = [*_program(), json.dumps(described)]
+        archive = sys.path[0] if os.path.isfile(sys.path[0]) else None
+        words = [sys.executable, *protocol.python_arguments(archive, protocol.RAY_NODE), json.dumps(described)]
         activate = str(self._ray.get("activate") or "")
-        return os.fsencode('{}\nexec {} "$0"\n'.format(activate, " ".join(map(_quoted, words)))) + body
+        return os.fsencode(f'{activate}\nexec {shlex.join(words)} "$0"\n') + body
 
     def trouble(self, code: int) -> str:
         """Why Ray, and not the script, ended with this code; empty if it was the script."""
@@ -145,17 +147,6 @@ def _base(name: str) -> str:
     found = (os.environ.get(variable, "") for variable in BASES)
     fits = (base for base in found if os.path.isabs(base) and os.access(base, os.W_OK | os.X_OK))
     return next((base for base in fits if len(os.fsencode(f"{base}/{name}.0")) <= LONGEST_ROOM), LAST_BASE)
-
-
-def _program() -> list[str]:
-    archive = sys.path[0]
-    if os.path.isfile(archive):
-        return [sys.executable, "-I", "-S", "-X", "utf8", archive, "ray-node"]
-    return [sys.executable, "-m", "executor.ray_node"]
-
-
-def _quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\\''") + "'"
 
 
 def _claimed(path: str) -> int:
