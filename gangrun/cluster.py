@@ -92,8 +92,7 @@ class Cluster:
         if isinstance(work, Group):
             plan = group_plan.plan_group(work, run, place, request, own, snapshots)
         else:
-            taken = next(iter(snapshots.values()), None)
-            plan = launch.plan(work, run, place, request, launch.metadata(work, run, taken, request))
+            plan = launch.plan(work, run, place, request, next(iter(snapshots.values()), None))
         by_digest = {taken.digest: taken for taken in snapshots.values()}
         missing = [taken for digest, taken in by_digest.items() if digest not in found.snapshots]
         return Intent(plan, request, snapshots, missing)

@@ -95,13 +95,14 @@ def new_run_id(name: str) -> str:
     return "%s-%s" % (slug, base64.b32encode(secrets.token_bytes(RUN_ID_BYTES)).decode().lower())
 
 
-def plan(task: Task, run: str, place: Place, request: Request, meta: Mapping[str, Any]) -> Plan:
+def plan(task: Task, run: str, place: Place, request: Request, taken: Snapshot | None) -> Plan:
     """Pure. Raises SpecError for what cannot be asked of this cluster."""
     job = job_of(task, run, place, request)
     output = os.path.join(place.directory, agent.OUTPUT)
     options = sbatch_options(job, output, [*whole_options(run, place, request), *own_options(place, request)])
     files = Bundle(job, render_driver(job)).files()
-    return planned(run, place, files, options, meta, {agent.WORK: next(iter(meta["digests"]), None)})
+    meta = metadata(task, run, taken, request)
+    return planned(run, place, files, options, meta, {agent.WORK: taken and taken.digest})
 
 
 def planned(

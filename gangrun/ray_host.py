@@ -147,8 +147,8 @@ class RayHost(Host):
         if name == agent.OUTPUT:
             return info.node, f"job-driver-{run}.log"
         base = posixpath.basename(name)
-        nodes = self._nodes_with(run, base)
-        return (nodes[0], _in_folder(run, base)) if nodes else None
+        node = next((node for node, names in self._found(run, base).items() if names), None)
+        return (node, _in_folder(run, base)) if node else None
 
     def _places(self, run: str) -> Mapping[str, tuple[str, str]]:
         """Of all logs of a run: each node is asked once, however many there are."""
@@ -159,9 +159,6 @@ class RayHost(Host):
             for name in names
         }
         return {**found, **({agent.OUTPUT: output} if output else {})}
-
-    def _nodes_with(self, run: str, pattern: str) -> list[str]:
-        return [node for node, names in self._found(run, pattern).items() if names]
 
     def _found(self, run: str, pattern: str) -> Mapping[str, list[str]]:
         """The logs of a run by node. A node that is gone has none any more."""

@@ -98,7 +98,7 @@ def plan(task: Task, run: str, taken: Snapshot | None, request: Request) -> Plan
         "logs": LOG_FOLDER, "status": protocol.STATUS_NAME, "job": status,
     }  # fmt: skip
     own = launch_package({**Bundle(job, driver).files(), NAMES_NAME: json.dumps(names).encode()})
-    meta = {**launch.metadata(plain(task), run, taken, request), "engine": protocol.ENGINE_RAY}
+    meta = {**launch.metadata(task, run, taken, request), "engine": protocol.ENGINE_RAY}
     meta["request"] = {name: value for name, value in meta["request"].items() if name in SHOWN}
     tree = tree_package(taken)
     return Plan(run, driver, tree, own, _body(run, tree, own, meta, request), meta)

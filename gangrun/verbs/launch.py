@@ -153,7 +153,7 @@ def render(path: str, output: str | None, *, dirty: bool, **how: Any) -> int:
     directory = os.path.abspath(output or run)
     workdir = os.path.abspath(os.path.expanduser(work.workdir or "."))
     place = launches.Place(None, directory, workdir, request.python.value, ())
-    plan = launches.plan(work, run, place, request, launches.metadata(work, run, None, request))
+    plan = launches.plan(work, run, place, request, None)
     if output is None:
         driver = plan.files[protocol.DRIVER_NAME].decode("utf-8", "surrogateescape")
         click.echo(driver + "\n# ---- the batch script\n\n" + plan.script, nl=False)
