@@ -13,7 +13,7 @@ from gangrun.group import Group
 from gangrun.ray_api import checked_address
 from gangrun.ray_host import RayHost
 from gangrun.ray_states import Evidence, Info, parse_info
-from gangrun.records import SUBMITTING, Records, Run, refuse_selector
+from gangrun.records import Records, Run, refuse_selector
 from gangrun.remote import RemoteError
 from gangrun.task import Task
 
@@ -118,7 +118,6 @@ class RayCluster(Cluster):
         ended = (info.ended if info else None) or run.ended or now
         return {
             **verdict._asdict(),
-            "state": verdict.state or SUBMITTING,
             "job": run.job or (run.run if info else None),
             "progress": states.progress(record) if verdict.state == protocol.SETTING_UP else "",
             "started": info.started if info else run.started,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from executor import protocol
 from gangrun.news import SUBMIT_PATIENCE_S
+from gangrun.records import SUBMITTING
 from gangrun.states import LOST, Record, Verdict, parse_record
 
 # https://docs.ray.io/en/latest/cluster/running-applications/job-submission/doc/ray.job_submission.JobStatus.html
@@ -100,7 +101,7 @@ def _unknown(evidence: Evidence) -> Verdict:
 
 def _never_submitted(evidence: Evidence) -> Verdict:
     if evidence.age_s < SUBMIT_PATIENCE_S:
-        return Verdict("", False)
+        return Verdict(SUBMITTING, False)
     if evidence.cancel_asked:
         return Verdict(protocol.CANCELLED, True, None, "cancelled before it reached Ray")
     return Verdict(protocol.FAILED_DRIVER, True, None, "it never reached Ray: the launch was interrupted")

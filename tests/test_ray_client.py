@@ -27,7 +27,7 @@ from gangrun import RayCluster, Slurm, Task, ray_api, ray_launch, ray_package, s
 from gangrun.ray_api import Dashboard, NotRay, Refused, checked_address, is_private
 from gangrun.ray_host import RayHost
 from gangrun.ray_states import Evidence, Info, judge, last_words
-from gangrun.records import Poll, Records, Run
+from gangrun.records import SUBMITTING, Poll, Records, Run
 from gangrun.remote import RemoteError, Unreachable
 from gangrun.settings import Settings
 from gangrun.snapshot import Snapshot
@@ -520,7 +520,7 @@ FAILED_3 = Info("FAILED", "", OURS, 3)
         (Evidence("t", None), states.LOST, None),
         (Evidence("t", None, is_new_cluster=True), states.LOST, None),
         (Evidence("t", None, cancel_asked=True), protocol.CANCELLED, None),
-        (Evidence("t", None, was_known=False, age_s=5), "", None),
+        (Evidence("t", None, was_known=False, age_s=5), SUBMITTING, None),
         (Evidence("t", None, was_known=False, age_s=500), protocol.FAILED_DRIVER, None),
     ],
 )  # fmt: skip
