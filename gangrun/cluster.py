@@ -21,7 +21,7 @@ from gangrun.group import Group
 from gangrun.launch import Plan
 from gangrun.news import Seen, adopted, news_of, poll_request
 from gangrun.records import Poll, Records, Run, refuse_selector, state_directory
-from gangrun.remote import LOCAL, Host, LoginNeeded, RemoteError, Unreachable, open_host
+from gangrun.remote import Host, LoginNeeded, RemoteError, Unreachable, open_host
 from gangrun.task import Task
 
 if TYPE_CHECKING:
@@ -404,7 +404,7 @@ def usual_host() -> str | None:
 
 
 def _usual_host(config: settings.Settings) -> str | None:
-    return config.default_host or (LOCAL if shutil.which("sbatch") else None)
+    return config.default_host or (settings.LOCAL if shutil.which("sbatch") else None)
 
 
 def _refuse_no_host(config: settings.Settings) -> NoReturn:

@@ -21,13 +21,12 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from codegen.spec import SpecError
 from executor import protocol
-from gangrun.remote import RemoteError, Unreachable
+from gangrun.remote import UPLOAD_BYTES_PER_S, RemoteError, Unreachable
 
 SCHEMES = ("http", "https")
 ADDRESS_FORM = "the URL of a Ray dashboard such as http://127.0.0.1:8265"
 CALL_TIMEOUT_S = 20.0
 CONNECT_TIMEOUT_S = 10.0
-UPLOAD_BYTES_PER_S = 50_000.0  # slower than this is taken for a dead connection
 PIECE_BYTES = 1 << 16
 PIECES_HELD = 16  # of a log that comes faster than it is printed
 FOLLOW_INTERVAL_S = 0.25  # how often Ray looks for more of a log that is followed

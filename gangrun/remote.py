@@ -31,8 +31,8 @@ from filelock import FileLock, Timeout
 from codegen.spec import SpecError
 from executor import protocol
 from executor.protocol import GangrunError
+from gangrun.settings import LOCAL
 
-LOCAL = "local"
 REJECTED = "sbatch refused the job"
 CALL_TIMEOUT_S = 90.0
 UPLOAD_BYTES_PER_S = 50_000.0  # slower than this is taken for a dead connection
@@ -90,9 +90,9 @@ class LoginNeeded(RemoteError):
     """The host asks for a login that only a person can give. Trying again by itself would lock the account."""
 
 
-def open_host(alias: str | None, python: str | None = None) -> Host:
+def open_host(alias: str, python: str | None = None) -> Host:
     """The host of this alias; `local` is the machine itself."""
-    return Host(python) if alias in (None, LOCAL) else SshHost(str(alias), python)
+    return Host(python) if alias == LOCAL else SshHost(alias, python)
 
 
 class Host:

@@ -12,6 +12,7 @@ from codegen.spec import SpecError
 from gangrun import states
 from gangrun.cluster import Cluster, Job, NotFound, open_cluster
 from gangrun.records import Records, Run
+from gangrun.settings import LOCAL
 
 
 def jobs_named(words: Sequence[str], host: str | None) -> list[Job]:
@@ -38,7 +39,7 @@ def record_of(job: Job) -> dict[str, Any]:
 
 
 def next_commands(run: Run) -> None:
-    host = "" if run.host == "local" else f" --host {shlex.quote(run.host)}"
+    host = "" if run.host == LOCAL else f" --host {shlex.quote(run.host)}"
     for verb in ("logs -f", "explain", "wait", "cancel"):
         name, _, option = verb.partition(" ")
         click.echo(f"  gangrun {name} {run.run}{host} {option}".rstrip(), err=True)
