@@ -89,7 +89,6 @@ request_options = options(
     ),
     click.option("--grace", metavar="DURATION", help="From TERM to KILL when the job is stopped (default 30s)."),
     click.option("--requeue/--no-requeue", default=None, help="Whether Slurm may run it again (default: yes)."),
-    click.option("--dirty", is_flag=True, help="The working tree as it is, not the last commit."),
 )
 
 
@@ -98,6 +97,7 @@ request_options = options(
 @host_option
 @click.option("--ray", metavar="URL", help="A Ray cluster, by its dashboard: http://127.0.0.1:8265.")
 @request_options
+@click.option("--dirty", is_flag=True, help="The working tree as it is, not the last commit.")
 @click.option("--force", is_flag=True, help="Although a run of this name is in flight.")
 @click.option("--dry-run", is_flag=True, help="Show what would be sent, and where each value comes from.")
 @click.option("-d", "--detach", is_flag=True, help="Do not follow the log.")

@@ -193,7 +193,7 @@ class Cluster:
                 if before.error:
                     raise Unreachable(before.error)
                 return []
-            return self._poll(before, {} if watch is None else {"watch": watch})
+            return self._poll({} if watch is None else {"watch": watch})
         return []
 
     @property
@@ -204,7 +204,7 @@ class Cluster:
     def _lock_path(self) -> Path:
         return self.records.path.parent / f"poll-{hashlib.sha256(self.name.encode()).hexdigest()[:12]}.lock"
 
-    def _poll(self, before: Poll, besides: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    def _poll(self, besides: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         recent = time.time() - REOPENED_S
         is_open = f"(NOT is_final OR (state = '{states.LOST}' AND ended > {recent}))"
         by_root: dict[str, list[Run]] = {}

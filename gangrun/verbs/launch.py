@@ -141,7 +141,7 @@ def _show_intent(work: Task | Group, intent: Intent, as_json: bool) -> int:
     return 0
 
 
-def render(path: str, output: str | None, *, dirty: bool, **how: Any) -> int:
+def render(path: str, output: str | None, **how: Any) -> int:
     from gangrun import launch as launches
 
     work, flags = _work(path, how)
