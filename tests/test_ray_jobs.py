@@ -383,13 +383,6 @@ def test_verbs_that_mean_nothing_on_ray_say_so_in_one_line(desk: Desk) -> None:
         assert done.returncode == protocol.EXIT_USAGE and len(done.stderr.splitlines()) == 1, (words, done.stderr)
 
 
-def test_top_shows_the_states_of_jobs_on_ray(desk: Desk) -> None:
-    run = desk.launch("echo ready; sleep 300")
-    desk.until(run, protocol.RUNNING)
-    done = desk.gangrun("top", "--once", "--host", URL)
-    assert run in done.stdout and protocol.RUNNING in done.stdout, done.stderr
-
-
 @pytest.mark.slow
 def test_a_job_is_lost_with_the_head_and_not_failed_by_anybody(
     own_ray_bed: BootRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
