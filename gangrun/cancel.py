@@ -135,6 +135,8 @@ def cancel_task(job: Job, word: str) -> Mapping[str, Any]:
         raise SpecError(
             f"--task={word!r}: only tasks that joined later end alone ({joined}); the others with {run.run}"
         )
+    if run.is_final or tasks[name]["state"] in protocol.TERMINAL_STATES:
+        return tasks[name]
     job.cluster.host.call("ask", root=run.root, run=run.run, line=json.dumps({"cancel": name}))
     for _ in range(round(TASK_PATIENCE_S / LOOK_S)):
         found = next((task for task in job.status().tasks if task["name"] == name), tasks[name])

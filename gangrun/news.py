@@ -107,9 +107,16 @@ def news_of(run: Run, seen: Seen) -> dict[str, Any]:
         "ended": (record.ended if record else None) or (run.ended or seen.now if verdict.is_final else None),
         "absent_s": evidence.absent_s,
         "seen": seen.now if seen.has_answered(cluster) else run.seen,
-        "tasks": seen.tasks(run),
+        "tasks": _not_begun(seen.tasks(run)) if verdict.state == protocol.PENDING else seen.tasks(run),
         "evidence": {"rows": evidence.last_rows, "account": evidence.account},
     }
+
+
+def _not_begun(tasks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of a group in the queue: all are to run, of a requeued one as well; what joined an attempt ended with it."""
+    nothing = dict.fromkeys(("exit_code", "started", "ended", "progress"))
+    fresh = {**nothing, "state": protocol.PENDING, "reason": "", "restarts": 0}
+    return [{**task, **fresh} for task in tasks if not task["is_dynamic"]]
 
 
 def _absent_s(run: Run, now: float) -> float:

@@ -95,20 +95,25 @@ def _task_row(task: Mapping[str, Any], has_others: bool, now: float) -> tuple[st
     started = task.get("started")
     since = "" if started is None else age((task.get("ended") or now) - started)
     record = states.record_of({**task, "attempt": 0})
-    what_now = "; ".join(filter(None, (states.progress(record), " ".join(str(task.get("reason") or "").split()))))
+    what_now = "; ".join(filter(None, (states.progress(record), one_line(task.get("reason")))))
     nodes = str(task.get("num_nodes") or len(task["nodes"]))
     return (name, "", "", str(task["state"]), nodes, str(task["restarts"]), since, what_now)
 
 
 def _task_words(task: Mapping[str, Any]) -> list[str]:
     nodes = ", ".join(task["nodes"])
-    return [str(task["state"]), f"on {nodes}" if nodes else "", str(task.get("reason") or "")]
+    return [str(task["state"]), f"on {nodes}" if nodes else "", one_line(task.get("reason"))]
+
+
+def one_line(reason: object) -> str:
+    """What srun says may have several lines."""
+    return " ".join(str(reason or "").split())
 
 
 def what(run: Run, now: float) -> str:
     """The one thing worth knowing about a run now."""
     detail = "" if run.detail in (run.state, "COMPLETED") else run.detail
-    parts = [run.progress, run.reason or detail]
+    parts = [run.progress, one_line(run.reason) or detail]
     if run.state == protocol.PENDING and run.estimate and run.estimate > now:
         parts.append(f"starts in {duration(round(run.estimate - now))} (Slurm's estimate)")
     return "; ".join(part for part in parts if part)
@@ -116,7 +121,7 @@ def what(run: Run, now: float) -> str:
 
 def verdict(run: Run) -> str:
     code = "" if run.exit_code is None else f" ({protocol.describe_code(run.exit_code)})"
-    return f"{run.run} (job {run.job_name}) {run.state}{code}" + (f": {run.reason}" if run.reason else "")
+    return f"{run.run} (job {run.job_name}) {run.state}{code}" + (f": {one_line(run.reason)}" if run.reason else "")
 
 
 def status_lines(run: Run, record: Mapping[str, Any], now: float) -> list[str]:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from executor import protocol
-from gangrun import states
+from gangrun import show, states
+from gangrun.records import Run
 from tests.bench import eventually
 from tests.client_bench import Laptop, Launched, without_colour
 from tests.group_bench import trap
@@ -182,6 +183,39 @@ class TestQueue:
         seen = job.seen()
         assert (seen["state"], seen["exit_code"]) == (protocol.FAILED, 3), "it failed before the cancel"
         assert laptop.gangrun("wait", job.run).returncode == states.EXIT_FAILED
+
+    def test_tasks_of_a_requeued_group_wait_as_it_does(self, laptop: Laptop) -> None:
+        """Not CANCELLED, or still RUNNING, as the attempt before has left them."""
+        job = launch(laptop, task("a", FOREVER), task("b", FOREVER))
+        until_up(job, "a", "b")
+        laptop.cluster.run("ctl", ["scontrol", "requeue", job.job])
+        eventually(lambda: job.seen()["state"] == protocol.PENDING, 20)
+        tasks = job.seen()["tasks"]
+        assert [(one["state"], one["reason"], one["ended"]) for one in tasks] == [(protocol.PENDING, "", None)] * 2
+
+    def test_explain_tells_which_tasks_wait_for_what_and_which_have_failed(self, laptop: Laptop) -> None:
+        job = launch(
+            laptop,
+            task("server", FOREVER, ready={"command": "echo no model yet; false"}),
+            task("client", "true", after=["server"]),
+            task("logger", "exit 5"),
+            primary_tasks=["client"],
+        )
+        until_up(job, "server")
+        eventually(lambda: {one["state"] for one in tasks_of(job).values()} >= {protocol.FAILED, protocol.RUNNING}, 20)
+        said = laptop.gangrun("explain", job.run).stdout
+        assert re.search(r"^ +task client waits for command .*of server: ", said, re.M), said
+        assert re.search(r"^ +task logger is FAILED: rank 0 on \w+ failed first \(exit code 5\)$", said, re.M), said
+
+
+def test_words_of_srun_with_several_lines_stay_in_the_line_of_their_task() -> None:
+    reason = "srun: error: no GPU\nsrun: error: no step"
+    one = {"name": "a", "is_primary": True, "state": protocol.FAILED, "nodes": [], "reason": reason}
+    run = Run("g-1", "g", "lab", "~", "7", state=protocol.FAILED, is_final=True, reason=reason, tasks=[one])
+    lines = show.status_lines(run, {}, 0.0)
+    assert lines[0].endswith(": srun: error: no GPU srun: error: no step")
+    assert lines[-1] == "  task a: FAILED; srun: error: no GPU srun: error: no step"
+    assert "\n" not in "".join(lines)
 
 
 class TestLogs:

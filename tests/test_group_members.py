@@ -175,6 +175,9 @@ def test_it_is_cancelled_alone_and_a_declared_one_is_not(pool: Pool) -> None:
     assert [pool.state(name) for name in ("shell", "server", "eval", "waiting")] == [
         RUNNING, RUNNING, CANCELLED, CANCELLED,
     ]  # fmt: skip
+    assert pool.gangrun("cancel", pool.run).returncode == 0
+    cancelled = pool.gangrun("cancel", pool.run, "--task", "eval")
+    assert (cancelled.returncode, CANCELLED in cancelled.stdout) == (0, True), "as a run that has ended"
 
 
 def test_it_changes_nothing_in_the_group_and_ends_with_it_in_its_own_time(pool: Pool) -> None:

@@ -12,6 +12,7 @@ from gangrun.explain import waiting
 from gangrun.explain.ended import why_ended
 from gangrun.explain.reasons import Explanation
 from gangrun.records import Run
+from gangrun.show import one_line
 
 TAIL_LINES = 30
 TAIL_BYTES = 1 << 16
@@ -35,8 +36,15 @@ def explain_job(job: Job, run: Run) -> Explanation:
     if run.is_final:
         return _ended(job, run)
     if run.state != protocol.PENDING or run.job is None:
-        return Explanation(f"it is {run.state}", tuple(words for words in (run.progress, run.reason) if words))
+        return Explanation(f"it is {run.state}", tuple(filter(None, (run.progress, run.reason, *_of_tasks(run)))))
     return _waiting(job, run)
+
+
+def _of_tasks(run: Run) -> list[str]:
+    """What tasks of a running group wait for, and why others are not at work any more."""
+    how = {protocol.PENDING: "{name} {reason}", **dict.fromkeys(FAILED_STATES, "{name} is {state}: {reason}")}
+    told = [task for task in run.tasks if task["state"] in how and task.get("reason")]
+    return ["task " + how[task["state"]].format(**{**task, "reason": one_line(task["reason"])}) for task in told]
 
 
 def _waiting(job: Job, run: Run) -> Explanation:
