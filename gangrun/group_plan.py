@@ -21,17 +21,13 @@ from gangrun.task import Task
 OF_TASKS = ("gpus",)  # flags that would have to say which task they mean
 
 
-def header_task(group: Group) -> Task:
-    """The group's own wishes in the form of a task's, for what is asked of the job as a whole."""
-    return Task(name=group.name, num_nodes=group.num_nodes, slurm=group.slurm)
-
-
 def whole_request(flags: Mapping[str, Any], group: Group, host: str, config: Settings) -> Request:
     """What is asked for the job as a whole. Raises SpecError for a flag that can only be meant for one task."""
     for name in OF_TASKS:
         if flags.get(name) is not None:
             raise SpecError(f"--{name}={flags[name]!r}: {group.name} is a group; say it in the task's `resources`")
-    return settings.resolve(flags, header_task(group), host, config)
+    header = Task(name=group.name, num_nodes=group.num_nodes, slurm=group.slurm)
+    return settings.resolve(flags, header, host, config)
 
 
 def own_request(member: Member, host: str, config: Settings) -> Request:
