@@ -28,11 +28,11 @@ from executor.job import (
     nodes_of_this_job,
     this_slurm_job,
 )
-from executor.loop import Arrival
+from executor.loop import WARNINGS, Arrival
 from executor.output import tell
 from executor.process import end_with_parent
 from executor.report import rank_reports, summary
-from executor.shared import SignalFile, read_record, remove_quietly, write_private
+from executor.shared import SignalFile, known_record, remove_quietly, write_private
 from executor.slurm_commands import gpu_request
 from executor.step import SEEN_STOPPING_S, Step, Steps, end_orphaned_sruns
 from executor.verdict import CANCEL_WORDS, Verdict, judge
@@ -320,7 +320,7 @@ class Driver(Attempt):
     def _on_signal(self, arrival: Arrival) -> None:
         if arrival.number == signal.SIGCHLD:
             self._steps.on_child_end()
-        elif arrival.number in (signal.SIGUSR1, signal.SIGUSR2):
+        elif arrival.number in WARNINGS:
             self._steps.pass_on(arrival.number, self._run)
         elif arrival.number != signal.SIGCONT:
             self._on_stop(arrival.number)
@@ -342,7 +342,7 @@ class Driver(Attempt):
         SignalFile(self.launch.gang).fire(protocol.GANG_STOP, "cancelled")
 
     def _records(self, is_setup: bool) -> list[Record | None]:
-        return [_quiet_record(self.launch.record(rank, is_setup)) for rank in range(self._job.num_nodes)]
+        return [known_record(self.launch.record(rank, is_setup)) for rank in range(self._job.num_nodes)]
 
     def _variables(self, own: dict[str, str]) -> dict[str, str]:
         # srun gives its step's name to SLURM_JOB_NAME; a script wants the job's.
@@ -390,10 +390,3 @@ def _tell_limits(num_nodes: int) -> None:
 def _why_busy() -> str:
     outer = os.environ.get(protocol.ENV_INTERNAL_JOB_ID)
     return "its nodes are busy" + (f"; this runs inside job {outer}, whose own step holds some" if outer else "")
-
-
-def _quiet_record(path: str) -> Record | None:
-    try:
-        return read_record(path)
-    except OSError:
-        return None

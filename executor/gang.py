@@ -132,6 +132,13 @@ class Gang:
         if state in (protocol.RANK_FAILED, protocol.RANK_BROKEN) and not self._is_setup:
             self.fire(protocol.GANG_FAILED, "%d on %s" % (self.me.rank, self.me.node))
 
+    def give_up(self, error: Exception) -> int:
+        """This rank's script cannot run, or not be watched; returns the exit code."""
+        code = int(getattr(error, "exit_code", protocol.EXIT_INFRASTRUCTURE))
+        say(self.me, str(error))
+        self.end(protocol.RANK_BROKEN, code, str(error))
+        return code
+
     def order(self) -> tuple[str, str] | None:
         """What was said to all: done, failed <rank> <node>, stop <reason>."""
         if self._signal is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -22,7 +21,7 @@ from executor.group_life import Ended, Standing, is_over, verdict_of
 from executor.group_pack import names_of
 from executor.job import Job, addresses_of, cluster_home, this_slurm_job
 from executor.launchdir import JobDirectory
-from executor.loop import Arrival, Loop
+from executor.loop import WARNINGS, Arrival, Loop
 from executor.options import HOSTS_MEANS
 from executor.output import Framer, Log, Stream, tell
 from executor.process import exit_code, reap, spawn
@@ -41,7 +40,7 @@ ENDED_BY_ITSELF = (protocol.SUCCEEDED, protocol.FAILED, protocol.FAILED_SETUP)
 ENDED_WITH_GROUP, CANCELLED_ALONE, NEVER_STARTED = "ended with its group", "cancelled alone", "never started"
 NO_MEANS = "host names need user namespaces or libnss_wrapper, and neither is here"
 READ_BYTES = 1 << 16
-RECORD_S, BACKED_UP_S, DRAIN_S = 1.0, 0.05, 1.0
+RECORD_S, BACKED_UP_S = 1.0, 0.05
 KILL_MARGIN_S = 30.0  # a task's driver ends its own programs; it is killed itself only if it hangs
 
 
@@ -382,7 +381,7 @@ class GroupDriver:
             for pid, status in list(reap()):  # before anybody is told anything: who is reaped cannot be signalled
                 self._on_end(pid, exit_code(status))
             self._look()
-        elif arrival.number in (signal.SIGUSR1, signal.SIGUSR2):
+        elif arrival.number in WARNINGS:
             for member in self._members:
                 if member.pid is not None:
                     os.kill(member.pid, arrival.number)
@@ -398,7 +397,7 @@ class GroupDriver:
             return
         for pipe in list(member.pipes):  # what it said last
             while self._take_output(member, pipe):
-                self._push_out()
+                self._stream.push_out()
         member.looked = 0.0
         self._read_record(member)
         member.pid, member.code = None, code
@@ -456,11 +455,6 @@ class GroupDriver:
             self._loop.after(BACKED_UP_S, lambda: self._read_on(member, pipe))
         else:
             self._loop.watch(pipe, lambda: self._on_output(member, pipe))
-
-    def _push_out(self) -> None:
-        """Until the reader has it all, or takes nothing more for a while."""
-        while self._stream.is_backed_up and select.select([], [self._stream.fd], [], DRAIN_S)[1]:
-            self._stream.push()
 
     def _log(self, member: Member) -> Log:
         name = member.task.name

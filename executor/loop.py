@@ -17,15 +17,9 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 
-FORWARDED = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGCONT,
-)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = (*STOP_SIGNALS, *WARNINGS, signal.SIGHUP, signal.SIGCONT)
 ARRIVAL_BYTES = 16
 WATCHED: frozenset[int] = frozenset((*FORWARDED, signal.SIGCHLD))
 

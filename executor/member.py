@@ -10,7 +10,7 @@ import time
 from executor import protocol
 from executor.gang import Gang, Leave, Patience, poll_interval_s, say
 from executor.identity import Identity
-from executor.loop import Arrival, Loop, Timer
+from executor.loop import STOP_SIGNALS, WARNINGS, Arrival, Loop, Timer
 from executor.options import Options
 from executor.output import PIPE_BYTES, Framer, Log, Stream, tell
 from executor.process import Script, adopt_orphans, end_descendants, exit_code, reap
@@ -27,14 +27,11 @@ if TYPE_CHECKING:
 READ_BYTES = 1 << 18
 HEAP_BYTES = 1 << 20  # freed once, it keeps glibc from giving the heap back after every chunk: half the CPU time
 HOLD_S = 0.5  # an unfinished line (a prompt, a progress bar) is shown after this
-DRAIN_S = 1.0
 DRIVER_TIMEOUT_S = 120.0  # its heart beats every 5 s, and it never waits longer than 10 s for a command
 GROUP_POLL_S = 0.01
 KILL_PATIENCE_S = 5.0
 ORDER_FIRST_S = 0.5
 ORDER_LONGEST_S = 2.0
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 WARN_AGAIN_S = 0.25
 CODES_OF_STOP = tuple(protocol.exit_code_of_signal(number) for number in STOP_SIGNALS)
 TOLD_LATE_S = 0.2  # proctrack/linuxproc signals the script itself, perhaps before it signals us
@@ -255,19 +252,14 @@ class Member:
         """What is in the pipe at the end. Bounded: a child that goes on printing does not keep us."""
         assert self._script is not None
         for chunk in self._left_in_pipe():
-            self._push_out()
+            self._stream.push_out()
             if self._stream.is_backed_up:  # nobody reads it any more; the log has it all
                 assert self._log is not None
                 self._log.write(chunk)
             else:
                 self._give_out(chunk)
         self._stream.write(self._framer.flush())
-        self._push_out()
-
-    def _push_out(self) -> None:
-        """Until the reader has it all, or takes nothing more for a while."""
-        while self._stream.is_backed_up and select.select([], [self._stream.fd], [], DRAIN_S)[1]:
-            self._stream.push()
+        self._stream.push_out()
 
     def _left_in_pipe(self) -> Iterator[bytes]:
         assert self._script is not None

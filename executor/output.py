@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
 import stat
 import time
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is there from Python 3.10 on
+DRAIN_S = 1.0
 CONTINUATION_BYTES = 3  # a UTF-8 character has at most this many after its first byte
 
 
@@ -126,6 +128,11 @@ class Stream:
     def write(self, data: bytes) -> None:
         self._pending += data
         self.push()
+
+    def push_out(self) -> None:
+        """Until the reader has it all, or takes nothing more for a while."""
+        while self.is_backed_up and select.select([], [self.fd], [], DRAIN_S)[1]:
+            self.push()
 
     def push(self) -> None:
         """Write what the reader takes now."""

@@ -254,7 +254,7 @@ def end_descendants(patience_s: float = 1.0) -> None:
     """KILL what is left. Any process left in a step's cgroup costs srun a second at its end (measured)."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        left = _children()
+        left = children()
         if not left:
             return
         for pid in left:
@@ -266,7 +266,7 @@ def end_descendants(patience_s: float = 1.0) -> None:
         reap()
 
 
-def _children() -> list[int]:
+def children() -> list[int]:
     try:
         with open("/proc/self/task/%d/children" % os.getpid(), "rb") as file:
             return [int(pid) for pid in file.read().split()]

@@ -19,7 +19,7 @@ from executor import protocol, ray_cluster
 from executor.driving import HEARTBEAT_S, Attempt, Ended, read_secrets, run_driver, setup_verdict
 from executor.identity import is_address
 from executor.job import Job
-from executor.loop import Arrival, Timer
+from executor.loop import WARNINGS, Arrival, Timer
 from executor.output import Stream, tell
 from executor.protocol import GangrunError
 from executor.ray_cluster import PULSE_S, Amounts, Node, Pulse
@@ -42,7 +42,8 @@ AGAIN_S = 1.0  # some tell us twice at once, and mean it once
 STUCK_OUTPUT_S = 1.0
 FAREWELL_S = 5.0
 HEAD_PATIENCE_S = 60.0  # as the raylets have: then they end, and with them the relays
-PLACED, REFUSED, LACKING = "placed", "refused", "lacking"
+JOIN_PATIENCE_S = 60.0
+JOINED, PLACED, REFUSED, LACKING = "joined", "placed", "refused", "lacking"
 NEWS_S = 0.1  # between two looks at what the ranks have said, for those who read of it
 
 
@@ -79,9 +80,10 @@ class RayDriver(Attempt):
         """Join the cluster that runs here. Ends the job in one line if there is none."""
         job = self._job
         self._secrets = read_secrets(job)
-        ray_cluster.connect(f"gangrun-{job.job_id}")
-        import ray
-
+        ray = ray_cluster.load()
+        speaks(self._join)
+        if self._loop.run_for(JOIN_PATIENCE_S) is None:
+            raise GangrunError(ray_cluster.no_cluster("nobody has answered within %.0f s" % JOIN_PATIENCE_S))
         look_s = min(PULSE_S, self._head_patience_s / 4)
         self._pulse = Pulse(look_s)
         self._loop.every(look_s, look_s, self._feel_pulse)
@@ -125,12 +127,22 @@ class RayDriver(Attempt):
 
     # --- who is where
 
+    def _join(self) -> None:
+        """Ray asks for many minutes where nothing listens, and hears no signal meanwhile."""
+        try:
+            ray_cluster.join(f"gangrun-{self._job.job_id}")
+        except Exception as error:
+            words = ray_cluster.no_cluster(ray_cluster.one_line(error))
+            self._mailbox.put(Message(None, 0, REFUSED, words))
+        self._mailbox.put(Message(None, 0, JOINED, None))
+
     def _wait_for_group(self) -> None:
         try:
             while not self._group.wait(3600):
                 pass
         except Exception as error:
-            self._mailbox.put(Message(None, 0, REFUSED, ray_cluster.one_line(error)))
+            words = f"Ray does not reserve the nodes: {ray_cluster.one_line(error)}"
+            self._mailbox.put(Message(None, 0, REFUSED, words))
         self._mailbox.put(Message(None, 0, PLACED, None))
 
     def _find_waiting_words(self) -> None:
@@ -270,9 +282,9 @@ class RayDriver(Attempt):
         if isinstance(message.source, Crew):
             self._on_word(message.source, message)
         elif message.kind == REFUSED:
-            raise GangrunError(f"Ray does not reserve the nodes: {message.content}")
-        elif message.kind == PLACED:
-            self._loop.stop()
+            raise GangrunError(message.content)
+        elif message.kind in (JOINED, PLACED):
+            self._loop.stop(message.kind)
         elif not self._gang:  # else it comes too late
             self._stream.write(f"gangrun: {message.content}\n".encode())
 
@@ -418,7 +430,7 @@ class RayDriver(Attempt):
     # --- signals
 
     def _on_signal(self, arrival: Arrival) -> None:
-        if arrival.number in (signal.SIGUSR1, signal.SIGUSR2):
+        if arrival.number in WARNINGS:
             if self._run is not None:
                 self._run.signal(arrival.number)
         elif arrival.number not in (signal.SIGCONT, signal.SIGCHLD):

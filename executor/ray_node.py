@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -16,9 +17,9 @@ import time
 from executor import memory, protocol
 from executor.gang import Patience, poll_interval_s
 from executor.lazyshell import shell_functions
-from executor.loop import Arrival, Loop, Timer
+from executor.loop import STOP_SIGNALS, WARNINGS, Arrival, Loop, Timer
 from executor.output import tell, write_all
-from executor.process import adopt_orphans, end_descendants, exit_code, memory_file, reap, spawn
+from executor.process import adopt_orphans, children, end_descendants, exit_code, memory_file, reap, spawn
 from executor.protocol import GangrunError
 from executor.ray_room import START_OUTPUT
 from executor.shared import SignalFile, read_bytes, read_record, read_text, write_record
@@ -40,8 +41,6 @@ MOST_NAMED = 5
 ADDRESS_FILE = "ray_current_cluster"
 RAYLET, GCS = "raylet", "gcs_server"
 ESSENTIAL = (RAYLET, GCS)
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-LEFT_TO_THE_SCRIPT = (signal.SIGUSR1, signal.SIGUSR2)
 OBJECT_STORE_SHARE = 0.3  # of the memory, as Ray's own default is
 SHARED_MEMORY, SHARED_MEMORY_SHARE = "/dev/shm", 0.95
 HEAD_ONLY = ("--include-dashboard", "--redis-shard-ports")  # an error on other nodes
@@ -73,7 +72,7 @@ class RayNode:
         self._look: Timer | None = None
         self._patience = Patience()
         self._environ = _environ()
-        for number in LEFT_TO_THE_SCRIPT:  # they reach its process group, which is ours
+        for number in WARNINGS:  # the script's: they reach its process group, which is ours
             signal.signal(number, signal.SIG_IGN)
         self._loop = Loop(self._on_signal)
         self._loop.take_signals()
@@ -143,8 +142,6 @@ class RayNode:
             self._try_start(argv, begun + START_TIMEOUT_S)
 
     def _clear_room(self) -> None:
-        import shutil
-
         with os.scandir(self._description["room"]) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
@@ -170,12 +167,13 @@ class RayNode:
         if self._codes[pid] != 0:
             tell(1, _last_lines(output))
             raise Broken(f"`ray start` ended with {protocol.describe_code(self._codes[pid])}: {_essence(output)}")
-        self._essential = {child: name for child, name in _children() if name in ESSENTIAL}
+        names = {child: (read_text(f"/proc/{child}/comm") or "").strip() for child in children()}
+        self._essential = {child: name for child, name in names.items() if name in ESSENTIAL}
         if RAYLET not in self._essential.values():
             raise Broken("`ray start` ended well, but no raylet runs: " + _essence(output))
 
     def _heads_word(self) -> tuple[str, str] | None:
-        said = self._ask(self._signal.read)
+        said = self._patience.ask(self._signal.read)
         if said is None or said[0] != protocol.GO:
             return None
         address, _, token = said[1].partition(" ")
@@ -211,7 +209,7 @@ class RayNode:
         self._wait_until(look)
 
     def _has_joined(self, rank: int) -> bool:
-        record = self._ask(lambda: read_record(self._launch.ray_record(rank)))
+        record = self._patience.ask(lambda: read_record(self._launch.ray_record(rank)))
         return bool(record) and record.get("state") == protocol.RANK_RUNNING
 
     def _spawn_script(self) -> int:
@@ -231,7 +229,7 @@ class RayNode:
         return 0
 
     def _is_done(self) -> bool | None:
-        said = self._ask(self._signal.read)
+        said = self._patience.ask(self._signal.read)
         return True if said is not None and said[0] == protocol.GANG_DONE else None
 
     # --- waiting
@@ -264,10 +262,6 @@ class RayNode:
         finally:
             self._look = None
             self._loop.cancel(timer)
-
-    def _ask(self, question: Callable[[], Any]) -> Any:
-        """What a shared file says, or None while the file system fails."""
-        return self._patience.ask(question)
 
     def _on_signal(self, arrival: Arrival) -> None:
         if arrival.number == signal.SIGCHLD:
@@ -387,12 +381,6 @@ def _memory_options() -> list[str]:
     shared = os.statvfs(SHARED_MEMORY)
     store = int(min(limit * OBJECT_STORE_SHARE, shared.f_bavail * shared.f_frsize * SHARED_MEMORY_SHARE))
     return ["--object-store-memory=%d" % store, "--memory=%d" % (limit - store)]
-
-
-def _children() -> list[tuple[int, str]]:
-    with open("/proc/self/task/%d/children" % os.getpid(), encoding="ascii") as file:
-        pids = [int(word) for word in file.read().split()]
-    return [(pid, (read_text("/proc/%d/comm" % pid) or "").strip()) for pid in pids]
 
 
 def _essence(output: str) -> str:

@@ -13,7 +13,7 @@ import signal
 import sys
 
 from executor import environment, protocol, slurm
-from executor.gang import Gang, Leave, say
+from executor.gang import Gang, Leave
 from executor.identity import Identity
 from executor.loop import WATCHED, Arrival
 from executor.member import Member
@@ -111,10 +111,7 @@ def main() -> int:
         gang.end(leave.state, leave.code, leave.reason)
         return leave.code
     except (GangrunError, OSError) as error:
-        code = int(getattr(error, "exit_code", protocol.EXIT_INFRASTRUCTURE))
-        say(me, str(error))
-        gang.end(protocol.RANK_BROKEN, code, str(error))
-        return code
+        return gang.give_up(error)
 
 
 def _be_as_nice_as(niceness: int) -> None:

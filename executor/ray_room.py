@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
 
@@ -17,7 +18,7 @@ from executor.gang import Gang, poll_interval_s, say
 from executor.options import Options
 from executor.process import prepared
 from executor.protocol import GangrunError, UsageError
-from executor.shared import SignalFile, read_record, write_record
+from executor.shared import SignalFile, known_record, read_record, write_record
 
 TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
 if TYPE_CHECKING:
@@ -93,10 +94,7 @@ class Room:
         """Why Ray, and not the script, ended with this code; empty if it was the script."""
         if code != protocol.EXIT_INFRASTRUCTURE:
             return ""
-        try:
-            record = read_record(self._launch.ray_record(self._me.rank))
-        except OSError:
-            record = None
+        record = known_record(self._launch.ray_record(self._me.rank))
         return str((record or {}).get("why") or "")
 
     def close(self) -> None:
@@ -106,7 +104,7 @@ class Room:
                 _keep(self.path, self._kept)
         except OSError as error:
             say(self._me, f"cannot keep Ray's logs in {self._kept}: {error.strerror}")
-        remove(self.path)
+        shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
         self._leave()
 
@@ -182,17 +180,11 @@ def _remove_if_dead(path: str) -> None:
         return  # it is being made, or removed
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        remove(path)
+        shutil.rmtree(path, ignore_errors=True)
     except OSError:
         pass
     finally:
         os.close(lock)
-
-
-def remove(path: str) -> None:
-    import shutil
-
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def _keep(room: str, target: str) -> None:

@@ -70,6 +70,14 @@ def read_record(path: str) -> Record | None:
     return record if isinstance(record, dict) else None
 
 
+def known_record(path: str) -> Record | None:
+    """The record, or None where there is none or the file system fails: for those who will look again."""
+    try:
+        return read_record(path)
+    except OSError:
+        return None
+
+
 def write_in_place(path: str, content: bytes) -> None:
     """One write(2) over the old content, so that no reader meets an empty file; then cut what is left of it."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from executor import protocol
-from executor.shared import read_record
+from executor.shared import known_record
 
 TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every node 4 ms
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _gpus_of_run(launch_dir: str, num_ranks: int, rank: int, host: str, patience
     launch, deadline = protocol.Launch(launch_dir), time.monotonic() + patience_s
     while True:
         for other in (rank, *range(num_ranks)):  # as good as always the same
-            record = _record(launch.record(other))
+            record = known_record(launch.record(other))
             if record and record.get("host") == host:
                 return str(record.get("gpus", ""))
             if record is None and other == rank:
@@ -65,13 +65,6 @@ def _gpus_of_run(launch_dir: str, num_ranks: int, rank: int, host: str, patience
         if time.monotonic() > deadline:
             return None
         time.sleep(PAUSE_S)
-
-
-def _record(path: str) -> dict[str, object] | None:
-    try:
-        return read_record(path)
-    except OSError:
-        return None
 
 
 def taken_ports(ports: Sequence[int]) -> list[int]:

@@ -82,10 +82,7 @@ def run(options: Options) -> int:
         gang.end(leave.state, leave.code, leave.reason)
         return leave.code
     except (GangrunError, OSError) as error:
-        code = getattr(error, "exit_code", protocol.EXIT_INFRASTRUCTURE)
-        say(me, str(error))
-        gang.end(protocol.RANK_BROKEN, code, str(error))
-        return int(code)
+        return gang.give_up(error)
     finally:
         member.end_what_is_left()
 
@@ -98,11 +95,12 @@ def _live(options: Options, member: Member, gang: Gang, script: bytes, variables
         member.wait_for_go(SignalFile(options.setup_done_signal_file))
     _enter_workdir(options)
     tell_taken_ports(options, gang.me)
-    run = _run_in_ray if options.ray else _run
-    code = run(options, member, gang, script, environment.for_script(os.environ, variables))
+    environ = environment.for_script(os.environ, variables)
+    code = _run_in_ray(options, member, gang, script, environ) if options.ray else member.run_script(script, environ)
     if code == 0 and not member.is_stopping:
         member.wait_in_barrier()
-        _tidy(options, gang)
+        if not options.launch_dir:
+            gang.leave_no_files()
     return code
 
 
@@ -125,10 +123,6 @@ def tell_taken_ports(options: Options, me: identity.Identity) -> None:
 
     for port in sharing.taken_ports(options.ports):
         say(me, f"warning: port {port} of {options.task_name} is taken on {me.host} already")
-
-
-def _run(options: Options, member: Member, gang: Gang, script: bytes, environ: dict[str, str]) -> int:
-    return member.run_script(script, environ)
 
 
 def _run_in_ray(options: Options, member: Member, gang: Gang, script: bytes, environ: dict[str, str]) -> int:
@@ -270,11 +264,6 @@ def enter_directory(path: str) -> None:
     except OSError as error:
         raise UsageError(f"work directory {path}: {error.strerror}") from error
     os.environ["PWD"] = path
-
-
-def _tidy(options: Options, gang: Gang) -> None:
-    if not options.launch_dir:
-        gang.leave_no_files()
 
 
 def _leave_word(options: Options | None, reason: str, code: int) -> None:

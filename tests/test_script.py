@@ -213,7 +213,7 @@ def test_ending_what_is_left_is_bounded_in_time() -> None:
         time.sleep(0.3)
         begun = time.monotonic()
         process.end_descendants()
-        print(time.monotonic() - begun < 2, process._children())
+        print(time.monotonic() - begun < 2, process.children())
     """
     said = subprocess.check_output([sys.executable, "-c", code], cwd=CHECKOUT, text=True)
     assert said == "True []\n"
