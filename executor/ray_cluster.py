@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from executor.identity import address_of, is_address, normal
@@ -19,7 +19,7 @@ ACCELERATOR_TYPE = (
     "accelerator_type:"  # of which Ray's nodes have 1, https://docs.ray.io/en/latest/ray-core/accelerator-types.html
 )
 A_LITTLE = 0.001
-EXTRA = "gangrun[ray]"
+PACKAGE = "ray[default]"
 LISTED_NODES = 8
 PULSE_S = 10.0
 # Ray ends a driver that has not heard of the head for 60 s, on the spot; ours says before how the job has ended.
@@ -36,23 +36,44 @@ class Node(NamedTuple):
     total: Amounts
 
 
-def connect(namespace: str) -> None:
-    """Join the running cluster. Raises GangrunError, in one line, where there is no Ray or no cluster."""
+def load() -> Any:
+    """The module `ray`. Raises GangrunError, in one line, where there is none."""
     try:
         import ray
     except ImportError as error:
-        words = f"Ray is not installed in {sys.executable} ({error}): pip install '{EXTRA}'"
+        words = f"Ray is not installed in {sys.executable} ({error}): pip install '{PACKAGE}'"
         raise GangrunError(words) from error
+    return ray
+
+
+def join(namespace: str) -> None:
+    """Become a driver of the cluster that runs here. Raises what Ray raises."""
+    import ray
+
     sys.stdout = open(os.devnull, "w")  # Ray prints there what the summary says better; ours goes to the descriptor
     os.environ.update(OWN_PATIENCE)
-    try:
+    with _without_words():
         ray.init(address="auto", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:
-        where = os.environ.get("RAY_ADDRESS")
-        what = f"no Ray cluster answers at RAY_ADDRESS={where}" if where else "no Ray cluster is running here"
-        raise GangrunError(
-            f"{what}; this runs on its head node, after `ray start --head`: {one_line(error)}"
-        ) from error
+
+
+def no_cluster(why: str) -> str:
+    """What a driver says that has found none."""
+    where = os.environ.get("RAY_ADDRESS")
+    what = f"no Ray cluster answers at RAY_ADDRESS={where}" if where else "no Ray cluster is running here"
+    return f"{what}; this runs on its head node, after `ray start --head`: {why}"
+
+
+@contextlib.contextmanager
+def _without_words() -> Iterator[None]:
+    """Ray's C++ part prints a warning each second while nobody answers, whatever its log level; the error says it."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 class Pulse:
@@ -82,7 +103,7 @@ class Pulse:
 def leave(patience_s: float) -> None:
     """Say farewell to the cluster, unless that takes too long: it notices all the same."""
     ray = sys.modules.get("ray")
-    if ray is not None:
+    if ray is not None and ray.is_initialized():
         is_done_within(patience_s, ray.shutdown)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from codegen import Bundle, CallOrderError, Job, RayCodeGen, Resources, SpecErro
 from codegen.ray import wish
 from executor.protocol import GangrunError
 from executor.ray_cluster import Node, needs, one_line, places, refuse_impossible, waiting_words
+from tests.bench import eventually
 from tests.test_codegen import ALL, GOLDEN, MINIMAL, calls, facts
 
 RAY_FULL = Job(
@@ -29,6 +31,7 @@ RAY_FULL = Job(
     resources=Resources(cpus=2, gpus=1),
     grace_s=10.0,
 )
+NOBODY = "127.0.0.1:1"
 RAY_DRIVERS = {"ray.py": RAY_FULL, "ray_minimal.py": Job(**MINIMAL, run="echo hello")}
 
 
@@ -78,19 +81,24 @@ def test_the_ray_drivers_text_is_as_it_was(name: str) -> None:
 # --- where there is no Ray, or no cluster
 
 
-def fails_in_one_line(tmp_path: Path, *python: str) -> str:
+def written_driver(tmp_path: Path) -> tuple[str, dict[str, str]]:
     driver = Bundle(Job(**MINIMAL, run="true"), render_ray_driver(Job(**MINIMAL, run="true"))).write(str(tmp_path))
-    environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([*python, driver], capture_output=True, text=True, env=environ, cwd=tmp_path, timeout=60)
+    return driver, {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+
+
+def fails_in_one_line(tmp_path: Path, *python: str, **variables: str) -> str:
+    driver, environ = written_driver(tmp_path)
+    environ.update(variables)
+    done = subprocess.run([*python, driver], capture_output=True, text=True, env=environ, cwd=tmp_path, timeout=120)
     assert done.returncode == 125 and not done.stderr, done
     lines = done.stdout.splitlines()
     assert re.fullmatch(r"gangrun: job 7 FAILED_DRIVER, exit code 125 after .* s", lines[0]) and len(lines) == 3
     return lines[1].removeprefix("gangrun: ")
 
 
-def test_without_ray_one_line_says_which_extra_to_install(tmp_path: Path) -> None:
+def test_without_ray_one_line_says_what_to_install(tmp_path: Path) -> None:
     words = fails_in_one_line(tmp_path, sys.executable, "-S")
-    assert re.fullmatch(r"the driver failed: Ray is not installed in \S+ \(.*\): pip install 'gangrun\[ray\]'", words)
+    assert re.fullmatch(r"the driver failed: Ray is not installed in \S+ \(.*\): pip install 'ray\[default\]'", words)
 
 
 def test_without_a_cluster_one_line_says_how_to_start_one(tmp_path: Path) -> None:
@@ -98,6 +106,27 @@ def test_without_a_cluster_one_line_says_how_to_start_one(tmp_path: Path) -> Non
     alone = 'mkdir -p /tmp/ray; mount -t tmpfs none /tmp/ray; exec "$@"'
     words = fails_in_one_line(tmp_path, *"unshare -nmpf --mount-proc sh -c".split(), alone, "sh", sys.executable)
     assert words.startswith("the driver failed: no Ray cluster is running here; this runs on its head node, after `ray")
+
+
+@pytest.mark.slow
+def test_where_nothing_listens_the_driver_gives_up_after_a_minute(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: make ray")
+    words = fails_in_one_line(tmp_path, sys.executable, RAY_ADDRESS=NOBODY)
+    assert words.startswith(f"the driver failed: no Ray cluster answers at RAY_ADDRESS={NOBODY}; this runs on")
+
+
+def test_a_driver_that_looks_for_its_cluster_can_be_cancelled(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: make ray")
+    driver, environ = written_driver(tmp_path)
+    argv, pipe = [sys.executable, driver], subprocess.PIPE
+    environ["RAY_ADDRESS"] = NOBODY
+    process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=environ, cwd=tmp_path)
+    eventually(lambda: "_raylet" in Path(f"/proc/{process.pid}/maps").read_text(), 30)
+    time.sleep(1.0)  # for it to ask
+    process.terminate()
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 143 and not errors, (output, errors)
+    assert output.startswith("gangrun: job 7 CANCELLED, exit code 143 after ")
 
 
 # --- what a node must have
