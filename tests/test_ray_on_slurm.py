@@ -29,7 +29,7 @@ from tests.test_task_file import complaint, task
 
 STORE = "--object-store-memory=80000000"
 NEEDS_RAY = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'gangrun[ray]'"
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'ray[default]'"
 )
 Test = TypeVar("Test", bound=Callable[..., None])
 WITH_RAY = Resources(cpus=2, ray=Ray(start_args=(STORE,)))

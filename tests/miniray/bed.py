@@ -59,7 +59,7 @@ print(json.dumps(sorted(node["NodeManagerAddress"] for node in state.node_table(
 def missing() -> str | None:
     """Why no Ray cluster can be booted here, as one line; None if it can."""
     if importlib.util.find_spec("ray") is None:
-        return "Ray is not installed: make ray (or pip install 'gangrun[ray]')"
+        return "Ray is not installed: make ray (or pip install 'ray[default]')"
     return preflight.missing(slurm=False)
 
 
