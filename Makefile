@@ -4,7 +4,7 @@ VENV ?= .venv
 WORKERS ?= 4
 READY := $(VENV)/ready
 
-.PHONY: demo test other ray slow faults soak lint bench setup clean
+.PHONY: demo test other ray ray-slow slow faults soak lint bench setup clean
 demo: $(READY)
 	$(VENV)/bin/python -m tests.demo
 
@@ -17,9 +17,11 @@ other: $(READY)
 	    tests/test_executor.py tests/test_minislurm.py tests/test_states.py tests/minislurm
 
 # What needs a real Ray: installs it (400 MB) and runs one cluster of three raylets, one test after the other.
-ray: $(READY)
+ray: MARKED = ray and not slow
+ray-slow: MARKED = ray and slow
+ray ray-slow: $(READY)
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -e '.[ray]'
-	$(VENV)/bin/python -m pytest -q -n 1 -m ray
+	$(VENV)/bin/python -m pytest -q -n 1 -m "$(MARKED)"
 
 # All that takes longer, some of it Slurm's own minutes.
 slow: $(READY)

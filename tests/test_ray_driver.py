@@ -141,6 +141,7 @@ def test_ranks_are_the_same_in_five_runs_whoever_joined_first(bench: RayBench) -
         assert done.status["attempt"] == attempt
 
 
+@pytest.mark.slow
 def test_a_node_may_have_several_addresses_and_one_that_is_not_listed_is_named(bench: RayBench) -> None:
     ips = addresses(bench, "n1", "n2", "n3")
     second = "10.99.0.2"
@@ -215,6 +216,7 @@ def test_a_relay_or_a_rank_that_is_killed_leaves_no_script(bench: RayBench) -> N
     assert (bench.directory / "1").exists(), "a script whose relay was killed has its grace"
 
 
+@pytest.mark.slow
 def test_a_rank_that_falls_silent_is_given_up(bench: RayBench) -> None:
     running = bench.start("sleep 4713", grace_s=0.5, liveness_timeout_s=6.0, nodes=2)
     running.wait_running(2)
@@ -266,6 +268,7 @@ def test_two_jobs_queue_for_one_cluster_and_the_second_says_what_for(bench: RayB
     assert done.code == 0 and 0 < done.status["times"]["RUNNING"] - ended < 10 and done.output.count("waiting for") == 1
 
 
+@pytest.mark.slow
 def test_a_job_that_waits_can_be_cancelled(bench: RayBench) -> None:
     waiting = bench.start("echo never", nodes=4)
     waiting.wait_text("waiting for 4 nodes with CPU 1 each: 3 nodes are alive\n")

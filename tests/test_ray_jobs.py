@@ -102,6 +102,7 @@ def test_the_task_runs_on_its_nodes_with_its_committed_files_variables_and_gpus(
     assert desk.held() == []
 
 
+@pytest.mark.slow
 def test_the_same_tree_travels_once(desk: Desk) -> None:
     tree = desk.home / "code"
     tree.mkdir()
@@ -113,6 +114,7 @@ def test_the_same_tree_travels_once(desk: Desk) -> None:
     assert "uploading 0.3 MB" in first.stderr and "uploading 0.3 MB" not in second.stderr
 
 
+@pytest.mark.slow
 def test_no_run_finds_what_another_wrote_into_the_same_tree(desk: Desk) -> None:
     """Ray unpacks equal packages once, and its own jobs share the directory."""
     tree = desk.home / "code"
@@ -142,6 +144,7 @@ def test_a_failure_has_its_code_its_reason_and_the_end_of_its_log(desk: Desk) ->
     assert (desk.gangrun("wait", broken).returncode, desk.seen(broken)["state"]) == (100, protocol.FAILED_SETUP)
 
 
+@pytest.mark.slow
 def test_a_report_is_made_on_the_head_node_by_the_command_that_the_refusal_tells(desk: Desk) -> None:
     run = desk.launch("sleep 1; exit $SKYPILOT_NODE_RANK", num_nodes=2)
     assert desk.gangrun("wait", run).returncode == states.EXIT_FAILED
@@ -161,6 +164,7 @@ def test_what_no_node_can_ever_hold_is_told_at_once(desk: Desk) -> None:
     assert "FAILED_DRIVER" in done.stderr and "can ever hold" in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_it_running_and_says_how_to_come_back(desk: Desk) -> None:
     typed = desk.popen(
         "launch", desk.write_task("echo up; while [ ! -e go ]; do sleep 0.1; done; echo down"), "--ray", URL
@@ -285,6 +289,7 @@ def test_many_bytes_and_hostile_names_come_through(desk: Desk) -> None:
     assert unknown.returncode == states.EXIT_NOT_FOUND and "there are: 0-" in unknown.stderr
 
 
+@pytest.mark.slow
 def test_a_lost_answer_makes_no_second_job(desk: Desk) -> None:
     with desk.proxy("lose-submit") as url:
         done = desk.gangrun("launch", desk.write_task("echo once"), "--ray", url)
@@ -315,6 +320,7 @@ def test_a_cluster_that_does_not_answer_says_nothing_about_the_job(desk: Desk) -
     assert len(seen.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_recorded_here_is_found_on_the_cluster(desk: Desk) -> None:
     run = desk.launch("echo hello; sleep 300", envs={"A": "1"})
     desk.until(run, protocol.RUNNING)
@@ -341,6 +347,7 @@ def test_a_secret_reaches_the_script_and_nothing_that_can_be_read(desk: Desk) ->
         assert found == "", found
 
 
+@pytest.mark.slow
 def test_a_secret_does_not_go_through_a_network_in_plain_text(bed: RayBed) -> None:
     desk = Desk(bed, bed.dashboard_url, "n2")
     try:
@@ -376,6 +383,7 @@ def test_what_a_job_does_and_that_its_output_is_gone_are_told(desk: Desk) -> Non
         assert "its output is gone" in done.stderr and done.returncode == (103 if follow else 125)
 
 
+@pytest.mark.slow
 def test_verbs_that_mean_nothing_on_ray_say_so_in_one_line(desk: Desk) -> None:
     run = desk.launch("true")
     assert desk.gangrun("wait", run).returncode == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from tests.miniray import HEAD, RayBed
 
 WHERE = """
@@ -25,6 +27,7 @@ def test_every_node_has_an_address_of_its_own(ray_bed: RayBed) -> None:
         assert said == f"{sorted(ray_bed.addresses.values())}\nTrue\n"
 
 
+@pytest.mark.slow
 def test_a_raylet_that_was_killed_can_join_again(ray_bed: RayBed) -> None:
     ray_bed.kill_raylet("n3")
     assert ray_bed.addresses["n3"] not in ray_bed.alive()
