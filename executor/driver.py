@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from executor import environment, protocol, sharing, slurm_commands
 from executor.attendance import Attendance
-from executor.driving import HEARTBEAT_S, Attempt, Ended, read_secrets, run_driver, setup_verdict
+from executor.driving import HEARTBEAT_S, WAITING_WORDS_S, Attempt, Ended, read_secrets, run_driver, setup_verdict
 from executor.gang import Patience, make_records, prepare_records
 from executor.job import (
     Job,
@@ -60,7 +60,6 @@ ASKED = ("--nodes=", "--cpus-per-task=", "--gpus-per-node=")
 PREEMPTION_PATIENCE_S = 120.0  # slurmctld looks at grace periods every 30 s or so
 ALLOC_POLL_S = 0.2
 NOT_EXECUTED = "Exited with exit code 2"  # srun's code for a program that is not there
-WAITING_WORDS_S = 5.0
 FEW_FILES, MANY_NODES = 1024, 4
 NODES_LOOK = 6  # times as long between two looks at the nodes that a waiting job still has
 

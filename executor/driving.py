@@ -18,6 +18,7 @@ from executor.shared import remove_quietly
 from executor.verdict import Verdict
 
 HEARTBEAT_S = 5.0
+WAITING_WORDS_S = 5.0  # until a job says what it waits for
 
 
 class Ended(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 
@@ -234,14 +233,8 @@ class Member:
         if self._stream.is_backed_up:
             # Do not read what cannot be passed on: the pipe fills and the script waits, as it would without us.
             self._loop.forget(self._script.pipe)
-            self._loop.watch(self._stream.fd, self._on_room, select.POLLOUT)
-
-    def _on_room(self) -> None:
-        assert self._script is not None
-        self._stream.push()
-        if not self._stream.is_backed_up:
-            self._loop.forget(self._stream.fd)
-            self._loop.watch(self._script.pipe, self._on_output)
+            pipe = self._script.pipe
+            self._stream.wait_for_room(self._loop, lambda: self._loop.watch(pipe, self._on_output))
 
     def _show_held(self) -> None:
         self._hold = None

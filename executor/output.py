@@ -19,6 +19,8 @@ TYPE_CHECKING = False  # what type checkers take for true: `typing` costs every 
 if TYPE_CHECKING:
     from typing import Callable
 
+    from executor.loop import Loop
+
 
 PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is there from Python 3.10 on
@@ -128,6 +130,17 @@ class Stream:
     def write(self, data: bytes) -> None:
         self._pending += data
         self.push()
+
+    def wait_for_room(self, loop: Loop, go_on: Callable[[], None]) -> None:
+        """Call `go_on` once the reader has all."""
+
+        def on_room() -> None:
+            self.push()
+            if not self.is_backed_up:
+                loop.forget(self.fd)
+                go_on()
+
+        loop.watch(self.fd, on_room, select.POLLOUT)
 
     def push_out(self) -> None:
         """Until the reader has it all, or takes nothing more for a while."""

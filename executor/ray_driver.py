@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from executor import protocol, ray_cluster
-from executor.driving import HEARTBEAT_S, Attempt, Ended, read_secrets, run_driver, setup_verdict
+from executor.driving import HEARTBEAT_S, WAITING_WORDS_S, Attempt, Ended, read_secrets, run_driver, setup_verdict
 from executor.identity import is_address
 from executor.job import Job
 from executor.loop import WARNINGS, Arrival, Timer
@@ -34,7 +34,6 @@ __all__ = ["Job", "RayDriver", "main"]
 
 ASK_S = 0.2
 PROBE_PATIENCE_S = 60.0
-WAITING_WORDS_S = 5.0
 WAITING_WORDS_LONGEST_S = 600.0
 STOP_MARGIN_S = 10.0  # a rank gives up on a script that not even KILL ends 5 s after that
 ABANDONED_S = 5.0
@@ -340,12 +339,7 @@ class RayDriver(Attempt):
         if self._stream.is_backed_up:
             self._blocked_at = time.monotonic()
             self._mailbox.close()
-            self._loop.watch(self._stream.fd, self._on_room, select.POLLOUT)
-
-    def _on_room(self) -> None:
-        self._stream.push()
-        if not self._stream.is_backed_up:
-            self._listen_again()
+            self._stream.wait_for_room(self._loop, self._listen_again)
 
     def _listen_again(self) -> None:
         self._blocked_at = None

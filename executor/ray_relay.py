@@ -173,7 +173,8 @@ def _said(pipes: dict[int, str]) -> Iterator[Said]:
         for fd, _ in poll.poll():
             chunk = os.read(fd, CHUNK_BYTES)
             data = held[fd] + chunk
-            cut = data.rfind(b"\n") + 1 if chunk else len(data)
+            is_last = not chunk and pipes[fd] != RECORD  # half a record is none: its rank was killed
+            cut = len(data) if is_last else data.rfind(b"\n") + 1
             held[fd] = data[cut:]
             if pipes[fd] == RECORD:
                 for line in data[:cut].splitlines():

@@ -13,6 +13,7 @@ import pytest
 
 from executor import protocol
 from executor.output import Framer, Log, Stream
+from executor.ray_relay import OUTPUT, RECORD, _said
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PREFIX = b"\x1b[36m(worker1, rank=1, pid=4711, ip=10.0.0.2)\x1b[0m "
@@ -231,3 +232,11 @@ def test_the_log_survives_a_low_limit_of_open_files(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (tmp_path / "run.log").read_bytes() == b"written\n"
+
+
+def test_a_rank_on_ray_that_is_killed_amid_a_record_has_told_what_came_before() -> None:
+    for kind, told in ((RECORD, [(RECORD, {})]), (OUTPUT, [(OUTPUT, b"{}\n"), (OUTPUT, b'{"state')])):
+        read_end, write_end = os.pipe()
+        os.write(write_end, b'{}\n{"state')
+        os.close(write_end)
+        assert list(_said({read_end: kind})) == told
