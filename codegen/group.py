@@ -21,21 +21,11 @@ TEMPLATE = "group_driver.py.j2"
 COUNTED = re.compile(r"(?P<name>--gres=gpu|--mem)(?::(?P<kind>[^:=]+))?(?P<sign>[:=])(?P<count>\d+)(?P<unit>M?)")
 # What is said once for a heterogeneous job. All else is of each component: sbatch forgets a partition, `--exclusive`
 # and more where the next component begins (measured).
-OF_THE_WHOLE = {
-    *("--job-name", "--comment", "--chdir", "--output", "--error", "--input", "--open-mode", "--export"),
-    *(
-        "--requeue",
-        "--no-requeue",
-        "--signal",
-        "--dependency",
-        "--begin",
-        "--deadline",
-        "--hold",
-        "--nice",
-        "--priority",
-    ),
-    *("--mail-type", "--mail-user", "--licenses", "--nodelist", "--clusters", "--cluster", "--wckey"),
-}
+OF_THE_WHOLE = (
+    "--job-name --comment --chdir --output --error --input --open-mode --export --requeue --no-requeue --signal "
+    "--dependency --begin --deadline --hold --nice --priority --mail-type --mail-user --licenses --nodelist --clusters "
+    "--cluster --wckey"
+).split()
 
 
 @dataclass(frozen=True)
