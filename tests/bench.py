@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, TypeVar
 
@@ -46,7 +47,33 @@ class Outcome(NamedTuple):
         return (self.directory / "logs" / name).read_text()
 
 
-class Running(NamedTuple):
+class Recorded:
+    """A job of which its driver, wherever that runs, keeps records."""
+
+    @property
+    def job_directory(self) -> Path:
+        raise NotImplementedError
+
+    def status(self) -> dict[str, Any]:
+        try:
+            status: dict[str, Any] = json.loads((self.job_directory / protocol.STATUS_NAME).read_text())
+        except (OSError, ValueError):
+            return {}
+        return status
+
+    def wait_state(self, *states: str, timeout_s: float = 30) -> dict[str, Any]:
+        return eventually(lambda: self.status() if self.status().get("state") in states else None, timeout_s)
+
+    def outcome(self, code: int, output: bytes, directory: Path) -> Outcome:
+        """What is left of it now."""
+        events = self.job_directory / protocol.EVENTS_NAME
+        lines = events.read_text().splitlines() if events.exists() else []
+        text = output.decode("utf-8", "replace")
+        return Outcome(code, text, self.status(), [json.loads(line) for line in lines], directory)
+
+
+@dataclass(frozen=True)
+class Running(Recorded):
     """A job that was submitted; its driver is, or soon will be, at work."""
 
     bench: Bench
@@ -57,16 +84,6 @@ class Running(NamedTuple):
     def job_directory(self) -> Path:
         return Path(protocol.job_directory(str(self.bench.directory), str(self.job_id), self.name))
 
-    def status(self) -> dict[str, Any]:
-        try:
-            status: dict[str, Any] = json.loads((self.job_directory / protocol.STATUS_NAME).read_text())
-        except (OSError, ValueError):
-            return {}
-        return status
-
-    def wait_state(self, *states: str, timeout_s: float = 20) -> dict[str, Any]:
-        return eventually(lambda: self.status() if self.status().get("state") in states else None, timeout_s)
-
     def log(self, name: str) -> str:
         path = self.bench.directory / "logs" / name
         return path.read_text() if path.exists() else ""
@@ -74,11 +91,8 @@ class Running(NamedTuple):
     def wait(self, timeout_s: float = 60) -> Outcome:
         """The outcome, once Slurm says that the job has ended."""
         end = self.bench.cluster.wait_job(self.job_id, timeout_s=timeout_s)
-        events = self.job_directory / protocol.EVENTS_NAME
-        lines = events.read_text().splitlines() if events.exists() else []
-        output = (self.bench.directory / ("job-%d.out" % self.job_id)).read_bytes().decode("utf-8", "replace")
-        code = end.exit_code or (128 + end.signal if end.signal else 0)
-        return Outcome(code, output, self.status(), [json.loads(line) for line in lines], self.bench.directory)
+        output = (self.bench.directory / ("job-%d.out" % self.job_id)).read_bytes()
+        return self.outcome(end.exit_code or (128 + end.signal if end.signal else 0), output, self.bench.directory)
 
 
 class Bench:

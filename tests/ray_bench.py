@@ -12,7 +12,7 @@ import pytest
 
 from codegen import Bundle, Job, render_ray_driver
 from executor import protocol
-from tests.bench import CHECKOUT, Outcome, eventually
+from tests.bench import CHECKOUT, Outcome, Recorded, eventually
 from tests.miniray import HEAD, RayBed
 from tests.minislurm.room import NodePopen
 
@@ -28,7 +28,7 @@ print(json.dumps([groups, free.get("CPU") == total.get("CPU"), free.get("GPU") =
 NOTHING: Mapping[str, str] = {}
 
 
-class RayRun:
+class RayRun(Recorded):
     """A driver that was started on the cluster's head node."""
 
     def __init__(self, bench: RayBench, job: Job, driver: str, environ: Mapping[str, str]) -> None:
@@ -48,16 +48,6 @@ class RayRun:
     def text(self) -> str:
         return self.output.read_bytes().decode("utf-8", "replace")
 
-    def status(self) -> dict[str, Any]:
-        try:
-            status: dict[str, Any] = json.loads((self.job_directory / protocol.STATUS_NAME).read_text())
-        except (OSError, ValueError):
-            return {}
-        return status
-
-    def wait_state(self, *states: str, timeout_s: float = 30) -> dict[str, Any]:
-        return eventually(lambda: self.status() if self.status().get("state") in states else None, timeout_s)
-
     def wait_running(self, ranks: int = 3, timeout_s: float = 60) -> None:
         """Until so many scripts run. A raylet that has just started needs long for its first worker under load."""
         try:
@@ -71,10 +61,7 @@ class RayRun:
     def wait(self, timeout_s: float = 60) -> Outcome:
         """The outcome, once the driver has ended."""
         code = self.process.wait(timeout_s)
-        events = self.job_directory / protocol.EVENTS_NAME
-        lines = events.read_text().splitlines() if events.exists() else []
-        events_found = [json.loads(line) for line in lines]
-        return Outcome(code, self.text, self.status(), events_found, self.bench.directory)
+        return self.outcome(code, self.output.read_bytes(), self.bench.directory)
 
 
 class RayBench:
