@@ -363,5 +363,5 @@ def _reason(error: Exception) -> str:
     if isinstance(error, (http.client.IncompleteRead, http.client.RemoteDisconnected)):
         return "the connection was cut"
     if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
-        return f"its answer is no HTTP ({type(error).__name__})"
+        return f"its answer is no HTTP ({type(error).__name__}): is that the dashboard's port?"
     return str(getattr(error, "strerror", None) or error or type(error).__name__)

@@ -99,7 +99,7 @@ class RayCluster(Cluster):
 
     def _news(self, run: Run, info: Info | None, group: str | None, session: str | None, now: float) -> dict[str, Any]:
         is_new = info is not None and info.is_over and not run.is_final
-        may_set_up = group == ray_states.GROUP_CREATED or run.state == protocol.SETTING_UP
+        may_set_up = group in ray_states.PLACED_GROUPS or run.state == protocol.SETTING_UP
         record = states.parse_record(self.host.record(run.run, info)) if is_new or may_set_up else None
         has_begun = bool(run.evidence.get("has_begun")) or (record is not None and record.state == protocol.RUNNING)
         verdict = ray_states.judge(

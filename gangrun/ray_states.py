@@ -19,7 +19,7 @@ from gangrun.states import LOST, Record, Verdict, parse_record
 RAY_PENDING, RAY_RUNNING, RAY_STOPPED, RAY_SUCCEEDED, RAY_FAILED = "PENDING RUNNING STOPPED SUCCEEDED FAILED".split()
 ENDED = (RAY_STOPPED, RAY_SUCCEEDED, RAY_FAILED)
 BY_ITS_CODE = ("JOB_ENTRYPOINT_COMMAND_ERROR", None)  # error types of a driver that ran to an end of its own
-GROUP_CREATED = "CREATED"
+PLACED_GROUPS = ("CREATED", "REMOVED")  # it has its nodes, or had them
 LONGEST_REASON = 300
 OWN_CODES = (protocol.EXIT_INFRASTRUCTURE, protocol.EXIT_USAGE)
 # What stands before our driver's reason, and after it, in its last words
@@ -111,7 +111,7 @@ def _open(evidence: Evidence, info: Info) -> Verdict:
     record = evidence.record
     if info.status == RAY_PENDING:
         return Verdict(protocol.PENDING, False, None, "Ray prepares its environment", 0, info.status)
-    has_begun = record.state != protocol.PENDING if record else evidence.has_begun or evidence.group == GROUP_CREATED
+    has_begun = record.state != protocol.PENDING if record else evidence.has_begun or evidence.group in PLACED_GROUPS
     if info.status == RAY_RUNNING and not has_begun:
         reason = "waits for its nodes" if evidence.group else "its driver starts"
         return Verdict(protocol.PENDING, False, None, reason, 0, info.status)
