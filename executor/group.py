@@ -37,6 +37,7 @@ NAMES_IF_ANY, NAMES_REQUIRED, *_, NO_NAMES = HOSTS_MEANS  # a node may lack what
 TAIL_LINES = 10
 STOPPED_CODES = [protocol.exit_code_of_signal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
 ENDED_BY_ITSELF = (protocol.SUCCEEDED, protocol.FAILED, protocol.FAILED_SETUP)
+NEEDS_ROOM = "waits for free CPUs, GPUs and nodes of its group"
 ENDED_WITH_GROUP, CANCELLED_ALONE, NEVER_STARTED = "ended with its group", "cancelled alone", "never started"
 NO_MEANS = "host names need user namespaces or libnss_wrapper, and neither is here"
 READ_BYTES = 1 << 16
@@ -483,6 +484,8 @@ class GroupDriver:
 
     def _why_waiting(self, member: Member) -> dict[str, str]:
         """What a task that has not begun waits for."""
+        if member.task.is_dynamic and not member.is_placed and not member.why_told:
+            return {"reason": NEEDS_ROOM}
         if member.is_running or member.has_ended or self._is_ending:
             return {}
         awaited = [self._member(name) for name in member.task.after if not self._member(name).is_ready]

@@ -166,6 +166,8 @@ def test_it_is_cancelled_alone_and_a_declared_one_is_not(pool: Pool) -> None:
     pool.joins("eval", TRAP)
     eventually(lambda: pool.log("eval") == "up\n", 30)
     pool.joins("waiting", "echo never", num_nodes=2)
+    pool.until("waiting", protocol.PENDING)
+    assert pool.tasks()["waiting"]["reason"] == "waits for free CPUs, GPUs and nodes of its group"
     refused = pool.gangrun("cancel", pool.run, "--task", "server")
     assert refused.returncode == protocol.EXIT_USAGE and "only tasks that joined later" in refused.stderr
     for number in ("3", "2"):  # one that has not begun, and one that has
