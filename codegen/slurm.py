@@ -18,6 +18,8 @@ TWINS: Mapping[str, tuple[str, ...]] = {
     "memory_gb": ("--mem", "--mem-per-cpu", "--mem-per-gpu"),
 }
 
+MOST = 2**31 - 1  # sbatch keeps counts in 32 bits, and takes 4294967297 for 1 without a word (measured)
+
 
 class SlurmCodeGen(TaskCodeGen):
     """Renders a driver for one job inside the running Slurm job `slurm_job_id`, to be run with `python3`.
@@ -103,7 +105,13 @@ def render_batch(options: Sequence[str], python: str | None, driver: str, tombst
 
 
 def sbatch_options(job: Job, output: str, extra: Sequence[str] = ()) -> list[str]:
-    """What a job asks of sbatch; an option in `extra` stands instead of ours of that name."""
+    """What a job asks of sbatch; an option in `extra` stands instead of ours of that name.
+
+    Raises SpecError for numbers that Slurm would take for others.
+    """
+    for name, count in (("nodes", job.num_nodes), ("cpus", job.resources.cpus), ("gpus", job.resources.gpus)):
+        if count > MOST:
+            raise SpecError(f"{job.task_name} asks for {name}={count}: Slurm knows numbers up to {MOST}")
     options = [
         "--job-name=" + job.task_name,
         "--nodes=%d" % job.num_nodes,

@@ -26,7 +26,7 @@ from codegen.yamlfile import YamlMapping, read_all
 from executor.group_pack import UNKNOWN, Room
 from executor.protocol import LAST_PORT
 from gangrun import requests
-from gangrun.task import KEYS, Slurm, Task, slurm_of, sources_of
+from gangrun.task import KEYS, MOST_NODES, Slurm, Task, slurm_of, sources_of
 
 MOST_TASKS = 100
 LONGEST_LABEL = 63  # https://www.rfc-editor.org/rfc/rfc1123#page-13
@@ -491,6 +491,8 @@ def _check_by_task(group: Group) -> None:
 def _check_spare(group: Group) -> None:
     if not _is_count(group.spare_nodes):
         raise GroupError("spare_nodes", f"={group.spare_nodes!r}: use a whole number, 0 or more")
+    if group.spare_nodes > MOST_NODES:
+        raise GroupError("spare_nodes", f"={group.spare_nodes}: no Slurm has more than {MOST_NODES} nodes")
     if group.spare_nodes and group.is_heterogeneous:
         raise GroupError(
             "spare_nodes",

@@ -16,6 +16,7 @@ from gangrun import requests
 
 KEYS = ("name", "num_nodes", "resources", "envs", "secrets", "workdir", "setup", "run", "ports", "slurm")
 SECONDS = ("time", "grace")
+MOST_NODES = 65536  # that sbatch takes 4294967297 for 1 without a word has been measured
 RESOURCE_KEYS = ("cpus", "memory", "accelerators", "infra", "ports", "ray")
 INFRA = "slurm"  # SkyPilot's word for where a task runs
 ACCELERATORS = re.compile(r"([A-Za-z][\w.-]*)(?::(\d+))?")
@@ -86,6 +87,8 @@ class Task:
         nodes = mapping.get("num_nodes", int, "a whole number of 1 or more", 1)
         if nodes < 1:
             mapping.fail("num_nodes", "num_nodes=%d: use a whole number of 1 or more" % nodes)
+        if nodes > MOST_NODES:
+            mapping.fail("num_nodes", f"num_nodes={nodes}: no Slurm has more than {MOST_NODES} nodes")
         return cls(
             name=_name(mapping),
             num_nodes=nodes,

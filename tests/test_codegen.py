@@ -17,7 +17,7 @@ import pytest
 
 from codegen import Bundle, CallOrderError, Job, Resources, SlurmCodeGen, SpecError, render_driver, render_sbatch
 from codegen.render import python_literal
-from codegen.slurm import step_options
+from codegen.slurm import sbatch_options, step_options
 from executor import protocol
 from tests.test_local_launcher import place, start
 
@@ -284,3 +284,10 @@ def test_a_driver_outside_of_an_allocation_says_so(place: Path) -> None:
 if __name__ == "__main__":
     for name, job in DRIVERS.items():
         (GOLDEN / name).write_text(render_driver(job))
+
+
+def test_a_number_that_slurm_would_take_for_another_is_refused() -> None:
+    """sbatch --cpus-per-task=4294967297 asks for one."""
+    job = Job(job_id="1", num_nodes=1, log_dir="/logs", run="true", resources=Resources(cpus=2**32 + 1))
+    with pytest.raises(SpecError, match="cpus=4294967297"):
+        sbatch_options(job, "/out")

@@ -325,6 +325,10 @@ URLS = "use ':8000/health' or 'http://host:8000/health'"
         ("name: g\n---\n# nobody\nrun: x\nsetup: y", "4: a task of a group needs a name"),
         ("name: g\n---\nname: a\n---\nsetup: y\nname:", "6: a task of a group needs a name"),
         ("name: g\n---\nname: a\nnum_node: 2", "4: unknown key 'num_node' in task; allowed are name, num_nodes, reso"),
+        (
+            "name: g\nexecution: parallel\nspare_nodes: 4294967296\n---\nname: a\nrun: b",
+            "3: spare_nodes=4294967296: no Slurm has more than 65536 nodes",
+        ),
         ("name: g\n---\nname: a\nnum_nodes: 0", "4: num_nodes=0: use a whole number of 1 or more"),
         ("name: g\n---\nname: a\n---\nname: b\nenvs:\n  X:", "7: envs: X has no value; give one here or with --env X="),
     ],

@@ -151,6 +151,7 @@ def test_where_a_task_was_read_makes_no_other_task(tmp_path: Path) -> None:
         ("run: a\nname: b\nrun: c", "3: key 'run' stands here again (first in line 1)"),
         ("resources:\n  cpus: 1\n  cpus: 2", "3: key 'cpus' stands here again (first in line 2)"),
         ("\nnum_nodes: 0", "2: num_nodes=0: use a whole number of 1 or more"),
+        ("num_nodes: 4294967297", "1: num_nodes=4294967297: no Slurm has more than 65536 nodes"),
         ("num_nodes: two", "1: num_nodes='two': use a whole number of 1 or more"),
         ("num_nodes: 2.5", "1: num_nodes=2.5: use a whole number of 1 or more"),
         ("num_nodes: true", "1: num_nodes=True: use a whole number of 1 or more"),
