@@ -166,13 +166,14 @@ def describe(records: Sequence[Record | None], rank: int) -> str:
 def _failed(records: Sequence[Record | None], codes: list[int], rank: int) -> Verdict:
     who = describe(records, rank)
     if _state(records[rank]) == protocol.RANK_BROKEN:
-        why = (records[rank] or {}).get("why", "")
+        record = records[rank] or {}
+        end = " to its end" if record.get("started") else ""
         return Verdict(
             protocol.FAILED_DRIVER,
             codes[rank] or protocol.EXIT_INFRASTRUCTURE,
             codes,
             rank,
-            f"{who} could not run the script: {why}",
+            f"{who} could not run the script{end}: {record.get('why', '')}",
         )
     return Verdict(
         protocol.FAILED, codes[rank], codes, rank, f"{who} failed first ({protocol.describe_code(codes[rank])})"

@@ -288,9 +288,8 @@ def test_the_words_of_a_ray_that_does_not_start_are_the_reason(tmp_path: Path) -
     text = f"num_nodes: 2\nresources: {{ray: {{activate: '{activate}'}}}}\nrun: echo ran\n"
     done = here(tmp_path, text)
     assert done.returncode == 125, done.stdout
-    reason = (
-        "rank 0 on head could not run the script: `ray start` ended with exit code 3: ValueError: the disk is on fire"
-    )
+    why = "`ray start` ended with exit code 3: ValueError: the disk is on fire"
+    reason = f"rank 0 on head could not run the script to its end: {why}"
     assert reason in done.stdout and "(head, rank=0" in done.stdout and "begins" in done.stdout
     logs = next((tmp_path / ".gangrun").rglob("logs/ray/head/ray-start.out"))
     assert "the disk" in logs.read_text()
@@ -411,7 +410,9 @@ def test_a_node_with_another_version_fails_the_job_in_rays_own_words(bench: Benc
     outcome = bench.drive("echo ran", resources=needs, timeout_s=90)
     assert (outcome.code, outcome.status["state"]) == (125, protocol.FAILED_DRIVER), outcome.output
     reason = outcome.status["reason"]
-    assert reason.startswith("rank 2 on worker2 could not run the script: `ray start` ended with exit code 1: Runtime")
+    assert reason.startswith(
+        "rank 2 on worker2 could not run the script to its end: `ray start` ended with exit code 1: Runtime"
+    )
     assert "ersion mismatch" in reason and "Ray: 2.9.0" in outcome.plain, outcome.plain
     assert "echo ran" not in outcome.log("0-head.log") and "Traceback" not in outcome.plain.split("worker2, rank=2")[0]
 
@@ -461,7 +462,7 @@ def test_a_part_of_ray_that_dies_ends_the_job_with_its_name(bench: Bench, node: 
     outcome = running.wait(60)
     assert (outcome.code, outcome.status["state"]) == (125, protocol.FAILED_DRIVER), outcome.output
     place = f"Ray has ended on {protocol.node_name(node)} ({name}): {program}, exit code 137, signal 9"
-    assert outcome.status["reason"] == f"{who} could not run the script: {place}"
+    assert outcome.status["reason"] == f"{who} could not run the script to its end: {place}"
     assert "got TERM" in outcome.log("0-head.log")
     assert left(bench, running.job_id) == []
 

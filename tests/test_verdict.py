@@ -75,6 +75,12 @@ def test_a_rank_that_could_not_run_the_script_is_the_launchers_failure_h12() -> 
     assert verdict.reason == "rank 1 on worker1 could not run the script: work directory /w: No such file or directory"
 
 
+def test_a_rank_that_could_not_go_on_with_the_script_is_told_as_that() -> None:
+    broken = {**rank(1, protocol.RANK_BROKEN, 125, 1.0, why="slurmstepd is gone"), "started": 0.5}
+    verdict = judge([stopped(0), broken], QUIET, was_cancelled=False)
+    assert verdict.reason == "rank 1 on worker1 could not run the script to its end: slurmstepd is gone"
+
+
 def test_a_rank_that_left_no_record_at_all_is_named_by_its_number() -> None:
     verdict = judge([done(0), None], QUIET, was_cancelled=False)
     assert verdict.state == "FAILED" and "rank 1 on" in verdict.reason
