@@ -1,8 +1,8 @@
 """elastic: 16 GPUs for rollout (160 GPU-units a round) and training (80), split 8 + 8 or taking turns on all 16.
 
 Split, a round takes 160/8 + 80/8 = 30 units and half of the pool is idle; taking turns it takes 160/16 + 80/16 = 15 and
-the time that two steps need to start. The GPUs are fake, so work is sleep; starting and ending steps is real. The benchmark
-`ray` has the same turns with Ray's placement groups beside it.
+the time that two steps need to start. The GPUs are fake, so work is sleep; starting and ending steps is real.
+The benchmark `ray` has the same turns with Ray's placement groups beside it.
 """
 
 from __future__ import annotations
