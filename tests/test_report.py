@@ -744,6 +744,12 @@ def gangrun(*args: str) -> Any:
     return CliRunner().invoke(cli.cli, args, standalone_mode=False)
 
 
+@pytest.fixture(autouse=True)
+def _no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may have records of runs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
 @pytest.fixture
 def job_directory(tmp_path: Path) -> Path:
     return write_job(two_attempts(3, slow=1).part(), tmp_path / "4711" / "train")
