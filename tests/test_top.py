@@ -611,9 +611,10 @@ class TestOnACluster:
         assert (answer["host"], run["run"], run["state"]) == ("head", job.run, protocol.RUNNING)
         assert abs(answer["now"] - time.time()) < 60 and run["bytes"] >= 2 * len("step 1\n") * 5
         ranks = sorted(run["ranks"], key=lambda one: int(one["rank"]))
-        assert [(one["rank"], one["node"], one["phase"], one["state"]) for one in ranks] == [
-            (0, "n1", "run", "running"), (1, "n2", "run", "running"),
+        assert [(one["rank"], one["phase"], one["state"]) for one in ranks] == [
+            (0, "run", "running"), (1, "run", "running"),
         ]  # fmt: skip
+        assert len({one["node"] for one in ranks}) == 2  # Slurm picks them: another job may just end
         assert all(one["silent_s"] < 30 and one["rate"] > 0 and one["line"].startswith("step") for one in ranks)
 
     def test_all_runs_of_a_host_are_one_call(self, laptop: Laptop) -> None:
