@@ -196,7 +196,7 @@ class RayBed:
         """SIGKILL a node's raylet, as a crash would; its workers follow. With `wait`: until Ray knows."""
         self._end(node, "raylet", signal.SIGKILL)
         if wait:
-            self._wait(lambda: self.addresses[node] not in self.alive(), f"the end of {node}")
+            self._wait_lost(node)
 
     def stop(self, node: str) -> None:
         """End all of Ray on a node."""
@@ -212,6 +212,9 @@ class RayBed:
 
     def heal(self) -> None:
         """Let nodes that are not alive join again."""
+        for node in self.nodes:  # of a raylet that was just killed Ray may not know yet
+            if node != HEAD and not self._pids(node, "raylet"):
+                self._wait_lost(node)
         alive = self.alive()
         lost = [node for node in self.nodes if self.addresses[node] not in alive]
         for node in lost:
@@ -229,6 +232,9 @@ class RayBed:
         """Until Ray takes these nodes for alive."""
         wanted = {self.addresses[node] for node in nodes}
         self._wait(lambda: wanted <= set(self.alive()), f"{', '.join(nodes)} to be alive")
+
+    def _wait_lost(self, node: str) -> None:
+        self._wait(lambda: self.addresses[node] not in self.alive(), f"the end of {node}")
 
     def _wait(self, is_so: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + BOOT_TIMEOUT_S
@@ -254,8 +260,11 @@ class RayBed:
     def _log(self, node: str) -> Path:
         return self.layout.log(f"ray-{node}.start")
 
+    def _pids(self, node: str, name: str) -> list[int]:
+        return [p.pid for p in self.processes(node) if os.path.basename(p.cmdline.partition(" ")[0]) == name]
+
     def _end(self, node: str, name: str, signum: int) -> None:
-        found = [p.pid for p in self.processes(node) if os.path.basename(p.cmdline.split()[0]) == name]
+        found = self._pids(node, name)
         if not found:
             raise BadInput(f"no {name} runs on {node}")
         end_all([pid for one in found if (pid := Pid.of(one))], signum)

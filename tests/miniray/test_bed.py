@@ -28,8 +28,10 @@ def test_every_node_has_an_address_of_its_own(ray_bed: RayBed) -> None:
 
 
 @pytest.mark.slow
-def test_a_raylet_that_was_killed_can_join_again(ray_bed: RayBed) -> None:
-    ray_bed.kill_raylet("n3")
-    assert ray_bed.addresses["n3"] not in ray_bed.alive()
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_raylet_that_was_killed_can_join_again(ray_bed: RayBed, is_known: bool) -> None:
+    ray_bed.kill_raylet("n3", wait=is_known)
+    assert not is_known or ray_bed.addresses["n3"] not in ray_bed.alive()
     ray_bed.heal()
     assert sorted(ray_bed.addresses.values()) == ray_bed.alive()
+    assert [process for process in ray_bed.processes("n3") if process.cmdline.partition(" ")[0].endswith("/raylet")]
