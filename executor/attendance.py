@@ -22,7 +22,7 @@ class Attendance:
 
     def __init__(self, liveness_timeout_s: float) -> None:
         # The ranks in the barrier give a silent peer up first, and the step ends well: that is the better verdict.
-        sweep_s = min(protocol.BEAT_LONGEST_S, liveness_timeout_s / 4)
+        sweep_s = protocol.beat_interval_s(liveness_timeout_s)
         self._limit_s = liveness_timeout_s + sweep_s + STEP_END_S
         self._watches: dict[int, Watch] = {}
         self._since_all_ended = Watch(SRUN_PATIENCE_S)

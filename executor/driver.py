@@ -169,7 +169,7 @@ class Driver(Attempt):
         run, attendance = self._current_run(), Attendance(self._job.liveness_timeout_s)
         while run.is_running:
             is_small = self._job.num_nodes <= SMALL_GANG
-            look_s = min(HEARTBEAT_S, self._job.liveness_timeout_s / 4)
+            look_s = protocol.beat_interval_s(self._job.liveness_timeout_s, HEARTBEAT_S)
             self._loop.run_for(PRIVATE_FILES_S if self._private_files and is_small else look_s)
             records = self._records(is_setup=False)
             self._remove_what_was_read(records)

@@ -259,7 +259,7 @@ class Barrier:
         if now < self._next_sweep:
             return False
         limit_s = self._gang.liveness_timeout_s
-        self._next_sweep = now + min(protocol.BEAT_LONGEST_S, limit_s / 4)
+        self._next_sweep = now + protocol.beat_interval_s(limit_s)
         if not self._gang.directory_is_there():
             say(self._me, "the directory that the ranks share is gone; not waiting for the others")
             return True

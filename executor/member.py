@@ -60,9 +60,7 @@ class Member:
         self._loop = Loop(self._on_signal)
         self._loop.take_signals()
         if gang.launch is not None:
-            self._loop.every(
-                protocol.BEAT_FIRST_S, min(protocol.BEAT_LONGEST_S, options.liveness_timeout_s / 4), gang.beat
-            )
+            self._loop.every(protocol.BEAT_FIRST_S, protocol.beat_interval_s(options.liveness_timeout_s), gang.beat)
 
     # --- waiting
 

@@ -229,6 +229,11 @@ class Launch:
         return "%s/%d" % (self.ray_records, rank)
 
 
+def beat_interval_s(liveness_timeout_s: float, longest_s: float = BEAT_LONGEST_S) -> float:
+    """Seconds between two signs of life, or two looks for them: several fit into the time until one is given up."""
+    return min(longest_s, liveness_timeout_s / 4)
+
+
 def python_arguments(archive: str | None, program: str = RANK) -> list[str]:
     """What makes Python run a program of the archive, or where there is none, of the installed `executor`."""
     if archive is None:

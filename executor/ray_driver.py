@@ -231,7 +231,7 @@ class RayDriver(Attempt):
         step = protocol.STEP_SETUP if is_setup else protocol.STEP_RUN
         self._directory.note(protocol.EVENT_STEP_STARTED, step=step, pid=os.getpid())
         crew.begin([self._description(crew.nodes, rank, script, is_setup) for rank in range(len(crew.nodes))])
-        look_s = min(HEARTBEAT_S, self._job.liveness_timeout_s / 4)
+        look_s = protocol.beat_interval_s(self._job.liveness_timeout_s, HEARTBEAT_S)
         look = self._loop.every(look_s, look_s, lambda: self._look_for_silent(crew))
         while crew.open and not crew.is_stopping:
             self._loop.run()

@@ -68,7 +68,7 @@ class RayMember(Member):
         return super()._prefix(pid)
 
     def listen(self) -> None:
-        longest_s = min(protocol.BEAT_LONGEST_S, self._options.liveness_timeout_s / 4)
+        longest_s = protocol.beat_interval_s(self._options.liveness_timeout_s)
         self._loop.every(protocol.BEAT_FIRST_S, longest_s, self._gang.beat)
         self._loop.watch(ORDERS, self._on_order)
         self._take_orders(b"")
