@@ -683,8 +683,11 @@ def op_watch(root: str, runs: Dict[str, Optional[str]], every: bool, attempt: st
     `attempt` begins the names of the driver's attempts, `steps` are what it calls each step's records in one."""
     home = home_of(root)
     found = {run: watch_run(home, run, job, attempt, steps if every else {}) for run, job in runs.items()}
-    packed = zlib.compress(json.dumps(found).encode(), 1)
-    return {"now": time.time(), "runs": base64.b64encode(packed).decode()}
+    return {"now": time.time(), "runs": packed(found, 1)}
+
+
+def packed(answer: Any, level: int) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(answer).encode(), level)).decode()
 
 
 def watch_run(home: str, run: str, job: Optional[str], attempt: str, steps: Dict[str, str]) -> Answer:
@@ -840,8 +843,7 @@ def op_report(root: str, run: str, pattern: Optional[str]) -> Answer:
     home = home_of(root)
     job = known_job(run_path(home, run)) or started_job(home, run)
     parts = report_parts(os.path.join(home, job[0], run), pattern) if job else []
-    packed = zlib.compress(json.dumps(parts).encode(), 6)
-    return {"now": time.time(), "utc_offset_s": time.localtime().tm_gmtoff, "parts": base64.b64encode(packed).decode()}
+    return {"now": time.time(), "utc_offset_s": time.localtime().tm_gmtoff, "parts": packed(parts, 6)}
 
 
 def report_parts(directory: str, pattern: Optional[str]) -> List[Answer]:
@@ -862,11 +864,8 @@ def report_part(directory: str, pattern: Optional[str]) -> Answer:
 def last_moment(directory: str) -> float:
     """Now, if a driver is at work; else when one was heard of last: 0 where that is not known."""
     beats = glob.glob(os.path.join(glob.escape(directory), "attempt-*", NAMES["heartbeat"]))
-    heard = [0.0]
-    for path in beats:
-        with contextlib.suppress(OSError):
-            heard.append(os.stat(path).st_mtime)
-    return time.time() if abs(time.time() - max(heard)) < ALIVE_S else max(heard)
+    heard = max(map(changed, beats), default=0.0)
+    return time.time() if abs(time.time() - heard) < ALIVE_S else heard
 
 
 def read_end(path: str, size: int) -> str:
