@@ -19,7 +19,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Union
+from typing import Any, NoReturn, TypeVar, Union
 
 from codegen.spec import SpecError
 from codegen.yamlfile import YamlMapping, read_all
@@ -65,6 +65,7 @@ DELAY_FORMS = "a number of seconds, or 30s, 5m, 1h, 1d"
 URL = re.compile(r"(?:http://[A-Za-z0-9._-]+)?:([0-9]{1,5})(?:/[!-~]*)?")
 
 Delay = Union[int, str]
+Nested = TypeVar("Nested")  # what a mapping of the file becomes
 
 
 class GroupError(SpecError):
@@ -358,23 +359,20 @@ def _of_tasks(documents: Sequence[YamlMapping], overrides: Mapping[str, str]) ->
 def _node(header: YamlMapping) -> Node | None:
     if header.values.get("node") is None:
         return None
-    nested = header.nested.get("node")
-    if nested is None:
-        header.fail("node", f"node={header.values['node']!r}: use a mapping such as {{cpus: 64, gpus: 8}}")
-    nested.allow(NODE_KEYS)
-    try:
-        return Node(**{ARGUMENTS.get(key, key): value for key, value in nested.values.items() if value is not None})
-    except GroupError as error:
-        error.at(header)
+    return _from_mapping(header, "node", Node, NODE_KEYS, "{cpus: 64, gpus: 8}")
 
 
 def _ready(document: YamlMapping) -> Ready:
-    nested = document.nested.get("ready")
+    return _from_mapping(document, "ready", Ready, READY_KEYS, "{port: 8000}")
+
+
+def _from_mapping(document: YamlMapping, key: str, kind: type[Nested], keys: Sequence[str], example: str) -> Nested:
+    nested = document.nested.get(key)
     if nested is None:
-        document.fail("ready", f"ready={document.values['ready']!r}: use a mapping such as {{port: 8000}}")
-    nested.allow(READY_KEYS)
+        document.fail(key, f"{key}={document.values[key]!r}: use a mapping such as {example}")
+    nested.allow(keys)
     try:
-        return Ready(**{ARGUMENTS.get(key, key): value for key, value in nested.values.items() if value is not None})
+        return kind(**{ARGUMENTS.get(name, name): value for name, value in nested.values.items() if value is not None})
     except GroupError as error:
         error.at(document)
 
