@@ -11,12 +11,13 @@ from typing import Any
 
 from codegen.render import render_page, template_text
 from executor import protocol
+from gangrun.explain.phrases import counted
 from gangrun.report.goodput import Goodput
 from gangrun.report.model import Attempt, Span, Stay
 from gangrun.report.sentences import sentences
 from gangrun.report.source import Chapter, Report
 from gangrun.report.text import QUEUE_ROW, REDONE, SHOWN, each_node, shown_spans, starts, total_rows, worst_first
-from gangrun.report.words import counted, duration, percent, plain_lines, printable, ticks
+from gangrun.report.words import duration, percent, plain_lines, printable, ticks
 
 UNITS = 10000  # the width of the whole time
 MOST_TICKS = 10

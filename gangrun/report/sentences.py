@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from executor import protocol
+from gangrun.explain.phrases import counted
 from gangrun.report.model import Attempt, Stay, Timeline
 from gangrun.report.source import Chapter, Report
-from gangrun.report.words import counted, duration, numbers, percent, printable
+from gangrun.report.words import duration, numbers, percent, printable
 
 MOST_SENTENCES = 3
 MOST_NAMES = 3

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from executor import protocol
+from gangrun.explain.phrases import counted
 from gangrun.report.goodput import Goodput
 from gangrun.report.model import BARRIER, LOST, QUEUED, RUN, SETUP, WAITING, Attempt, Span
 from gangrun.report.sentences import sentences
 from gangrun.report.source import Chapter, Report
-from gangrun.report.words import counted, duration, percent, printable, short, ticks
+from gangrun.report.words import duration, percent, printable, short, ticks
 
 REDONE = "work lost"  # running time whose result was thrown away
 SHOWN = (QUEUED, WAITING, SETUP, RUN, BARRIER, LOST, REDONE)

@@ -35,10 +35,6 @@ def percent(share: float) -> str:
     return f"{share * 100:.0f} %"
 
 
-def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def numbers(ranks: Sequence[int]) -> str:
     """`0-3,7`, as Slurm folds numbers."""
     folded: list[list[int]] = []

@@ -14,6 +14,7 @@ from codegen.spec import SpecError
 from gangrun import estimate as arithmetic
 from gangrun import show
 from gangrun.estimate import Measured, Outcome, Plan, Pool, Use
+from gangrun.explain.phrases import counted
 from gangrun.requests import LONGEST_S, parse_duration
 
 MINUTE_S = 60.0
@@ -180,7 +181,7 @@ def _asked(plan: Plan) -> dict[str, Any]:
 def _sum(outcome: Outcome) -> str:
     """`16 checkpoints (32 min), 3 x (15 + 40) min lost and waiting: 677 min in all, ...`."""
     plan = outcome.plan
-    saved = f"{_count(plan.checkpoints, 'checkpoint')} ({_minutes(plan.checkpoint_s)} min), " if plan.every_s else ""
+    saved = f"{counted(plan.checkpoints, 'checkpoint')} ({_minutes(plan.checkpoint_s)} min), " if plan.every_s else ""
     return f"{saved}{_interrupted(outcome)}: {_result(outcome)}"
 
 
@@ -203,10 +204,6 @@ def _expected(outcome: Outcome, mtbp_s: float) -> str:
     count = _number(outcome.interruptions)
     are = "preemption is" if count == "1" else "preemptions are"
     return f"With {saved}, {count} {are} to be expected: {_result(outcome)}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _result(outcome: Outcome) -> str:
