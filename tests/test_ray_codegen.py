@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -15,21 +16,13 @@ from codegen.ray import wish
 from executor.protocol import GangrunError
 from executor.ray_cluster import Node, needs, one_line, places, refuse_impossible, waiting_words
 from tests.bench import eventually
-from tests.test_codegen import ALL, GOLDEN, MINIMAL, calls, facts
+from tests.test_codegen import ALL, FULL, GOLDEN, MINIMAL, calls, facts
 
-RAY_FULL = Job(
-    job_id="7",
-    num_nodes=3,
-    log_dir="logs",
+RAY_FULL = dataclasses.replace(
+    FULL,
     cluster_ips=("10.77.0.11", "10.77.0.12", "10.77.0.13"),
-    task_name="train it",
-    setup='echo "set up $SKYPILOT_SETUP_NODE_RANK"\n',
-    run='# "quotes" and {braces}\necho "rank $SKYPILOT_NODE_RANK says $GREETING"\n',
-    env_vars={"GREETING": 'it\'s "fine"'},
-    setup_env_vars={"MODE": "fast"},
-    secrets={"TOKEN": "s3cr3t"},
+    slurm_job_id=None,
     resources=Resources(cpus=2, gpus=1),
-    grace_s=10.0,
 )
 NOBODY = "127.0.0.1:1"
 RAY_DRIVERS = {"ray.py": RAY_FULL, "ray_minimal.py": Job(**MINIMAL, run="echo hello")}
